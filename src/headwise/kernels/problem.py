@@ -1,0 +1,127 @@
+"""What an attention computation is: who may see whom, how scores are made, what is wanted.
+
+Every backend takes the same :class:`Problem` and returns the same :class:`Answer`, so that one
+float64 reference can judge them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+__all__ = ["Answer", "Predicate", "Problem", "Rows", "ScoreRule", "Visible", "Wanted"]
+
+#: (batch_index, head_index, query_position, key_position) -> bool, elementwise on broadcastable
+#: int64 tensors. Query positions already include ``Visible.offset``.
+Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys a query may see. Every rule given must allow a key (they are intersected).
+
+    Attributes:
+        causal: a query at position i sees keys j <= i.
+        window: with ``causal`` the query sees itself and ``window - 1`` earlier keys; without it
+            all keys with ``|i - j| < window``. None: no window.
+        offset: position of query row 0 counted in keys; None hangs the last query from the last
+            key (``K - Q``, the bottom right corner).
+        key_padding: (B, K) bool, True = a real key.
+        mask: bool, broadcastable to (B, H, Q, K), True = may attend.
+        predicate: any other rule, evaluated block by block.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    offset: int | None = None
+    key_padding: Tensor | None = None
+    mask: Tensor | None = None
+    predicate: Predicate | None = None
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How scores are made, in this order: scale, soft cap, bias, then the mask.
+
+    Attributes:
+        scale: factor on q.k; None is ``d_k ** -0.5``. Applied to q before the product.
+        softcap: c gives ``c * tanh(score / c)``; None for none.
+        bias: float, broadcastable to (B, H, Q, K), added; values at or below ``finfo.min`` of its
+            dtype hide the key.
+        sinks: (H,) one extra logit per head that takes mass and gives no value.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for beside z.
+
+    Attributes:
+        rows: the row statistics.
+        distance: the mean attended distance ``sum_j p_ij |i - j|`` of every row.
+        pairs: int64 (P, B or 1, Q), for each rule and query the key whose weight is wanted, -1 for none.
+        weights: the (B, H, Q, K) pattern itself: the only thing that is n x n.
+    """
+
+    rows: bool = False
+    distance: bool = False
+    pairs: Tensor | None = None
+    weights: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention computation: q (B, H, Q, D_k), k (B, G, K, D_k), v (B, G, K, D_v).
+
+    ``kv_map`` (H,) names the key-value head of each query head; None means ``h // (H // G)``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    visible: Visible = field(default_factory=Visible)
+    rule: ScoreRule = field(default_factory=ScoreRule)
+    kv_map: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Statistics of each row of the pattern; float32 (float64 for float64 input), (B, H, Q).
+
+    Attributes:
+        lse: log-sum-exp of the visible scores (sinks left out), nats; -inf for a row without a key.
+        entropy: of the weights over the keys, renormalised when there is a sink; nats, >= 0; 0 for a row without a key.
+        max_weight: largest weight in the pattern (what multiplies v), in [0, 1]; 0 for a row without a key.
+        argmax: int64, its key; the lowest index on a tie; -1 for a row without a key.
+        visible: int64, the number of keys that the row may see.
+        sink: weight that went to the sink, or None without sinks.
+        distance: mean attended distance in tokens (renormalised over the keys), or None if not wanted.
+        pairs: (P, B, H, Q) weight on the wanted pairs, or None; 0 where the pair is hidden or -1.
+    """
+
+    lse: Tensor
+    entropy: Tensor
+    max_weight: Tensor
+    argmax: Tensor
+    visible: Tensor
+    sink: Tensor | None = None
+    distance: Tensor | None = None
+    pairs: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """z (B, H, Q, D_v) in q's dtype, and what else was wanted."""
+
+    z: Tensor
+    rows: Rows | None = None
+    weights: Tensor | None = None
+
+

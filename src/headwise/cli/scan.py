@@ -108,7 +108,7 @@ def measure(sink: Sink, options: dict[str, Any]) -> ScanResult:
     """Run the verb with the options that were given."""
     from headwise import verbs
 
-    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    given = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
     model, texts, sentences = given.pop("model"), given.pop("text", ()), given.pop("sentence", ())
     sources = [*texts, *sentences]
     if sources:

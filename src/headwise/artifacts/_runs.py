@@ -1,0 +1,211 @@
+"""Run folders: written beside and renamed, so that a finished run is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from headwise.artifacts._documents import HEADS_FORMAT, RUN_FORMAT, encode_document, read_document
+from headwise.errors import RunError
+
+RUN_FILE: Final = "run.json"
+HEADS_FILE: Final = "heads.json"
+REPORT_FILE: Final = "report.html"
+_OURS: Final = frozenset({RUN_FILE, HEADS_FILE, REPORT_FILE})
+
+
+class Savable(Protocol):
+    """Anything that knows its own document, such as :class:`headwise.heads.HeadTable`."""
+
+    def to_document(self) -> Mapping[str, Any]:
+        """The document."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """The documents of a finished run.
+
+    Attributes:
+        folder: where it is.
+        run: the facts, as in ``run.json``.
+        heads: the table as a document; ``HeadTable.from_document(run.heads)`` makes the table.
+    """
+
+    folder: Path
+    run: dict[str, Any]
+    heads: dict[str, Any]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RunError: it is missing, not a run, unfinished or damaged; or the two files are of different runs.
+    """
+    path = Path(folder)
+    if not path.exists():
+        old = _set_aside(Path(os.path.realpath(path)))
+        hint = f"; a run that was being replaced is at {old}: rename it to {path.name}" if old.is_dir() else ""
+        raise RunError(f"there is no run folder {path}{hint}")
+    if not path.is_dir():
+        raise RunError(f"{path} is a file; give the run folder that holds {RUN_FILE}")
+    if not (path / RUN_FILE).exists():
+        raise RunError(f"{path} is not a headwise run: it has no {RUN_FILE}")
+    run = read_document(path / RUN_FILE, RUN_FORMAT)
+    heads = read_document(path / HEADS_FILE, HEADS_FORMAT)
+    ours, theirs = run["model"]["weight_hash"], heads["model"]["weight_hash"]
+    if ours != theirs:
+        raise RunError(
+            f"{path}: {RUN_FILE} is of weights {ours} and {HEADS_FILE} of weights {theirs}; they are not of one run"
+        )
+    return Run(path, run, heads)
+
+
+def check_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Refuse now what :func:`write_run` would refuse later; call it before a long measurement.
+
+    Returns:
+        The folder with symbolic links resolved.
+
+    Raises:
+        RunError: something is in the way, or the place cannot be written to.
+    """
+    path = Path(os.path.realpath(folder))
+    _recover(path)
+    if os.path.lexists(path):
+        _check_existing(path, Path(folder), overwrite)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = tempfile.mkdtemp(prefix=".headwise-probe-", dir=path.parent)
+        os.rmdir(probe)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {path.parent}: {error.strerror}; choose another folder") from error
+    return path
+
+
+def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
+    if not path.is_dir():
+        raise RunError(f"{said} is a file, not a folder; choose another name for the run")
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise RunError(f"{said} cannot be read: {error.strerror}") from error
+    if not names:
+        return
+    foreign = [name for name in names if name not in _OURS]
+    if RUN_FILE not in names or not _is_run(path / RUN_FILE):
+        raise RunError(f"{said} exists and is not a headwise run (it holds {names[0]}); choose another folder")
+    if not overwrite:
+        raise RunError(
+            f"{said} holds a finished run; choose another folder, or overwrite it (overwrite=True, --overwrite)"
+        )
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise RunError(
+            f"{said} also holds {foreign[0]}{more}, not written by headwise; move it away before overwriting"
+        )
+
+
+def _is_run(file: Path) -> bool:
+    """Whether a file says that it is a run, of whatever version and in whatever state."""
+    try:
+        with open(file, "rb") as stream:
+            return file.is_file() and f'"{RUN_FORMAT}"'.encode() in stream.read(2**24)
+    except OSError:
+        return False
+
+
+def write_run(
+    folder: str | Path,
+    run: Mapping[str, Any],
+    table: Savable,
+    *,
+    report: Callable[[Path], object] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a run folder in one step: run.json, heads.json and, by ``report``, report.html.
+
+    Everything is written into a folder beside the target and renamed at the end. Until then, and
+    after any failure or interruption, what was at the target is untouched.
+
+    Args:
+        folder: the target; its parents are made. An empty folder may be there, or a finished run if
+            ``overwrite`` is given; anything else is refused.
+        run: the facts, as :func:`run_document` gives them.
+        table: the table of heads.
+        report: called with the folder once both documents are in it; writes further files there.
+        overwrite: whether a finished run at the target may be replaced.
+
+    Raises:
+        RunError: the target may not be written, or writing failed (no space left, read-only).
+    """
+    path = check_folder(folder, overwrite=overwrite)
+    documents = {RUN_FILE: encode_document(run), HEADS_FILE: encode_document(table.to_document())}
+    try:
+        with _beside(path) as new:
+            for name, raw in documents.items():
+                write_file(new / name, raw)
+            if report is not None:
+                report(new)
+            _put_in_place(new, path, Path(folder), overwrite)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}; nothing was changed") from error
+    return Path(folder)
+
+
+def write_file(file: Path, raw: bytes) -> None:
+    """Write a new file and have it on the disk before returning."""
+    with open(file, "wb") as stream:
+        stream.write(raw)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, gone afterwards unless it was renamed."""
+    new = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.headwise-new-", dir=path.parent))
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        new.chmod(0o777 & ~umask)
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _set_aside(path: Path) -> Path:
+    return path.parent / f".{path.name[:100]}.headwise-old"
+
+
+def _recover(path: Path) -> None:
+    """Bring back a run that a process was replacing when it was killed between two renames."""
+    old = _set_aside(path)
+    if old.is_dir():
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                os.rename(old, path)
+        elif _is_run(path / RUN_FILE):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
+    if not path.exists() or not os.listdir(path):
+        os.rename(new, path)  # over an empty folder, too
+        return
+    _check_existing(path, said, overwrite)
+    old = _set_aside(path)
+    os.rename(path, old)
+    try:
+        os.rename(new, path)
+    except BaseException:  # KeyboardInterrupt included: the finished run goes back, whatever happened
+        os.rename(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

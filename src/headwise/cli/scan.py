@@ -119,8 +119,9 @@ def measure(sink: Sink, options: dict[str, Any]) -> ScanResult:
 
 def tell(sink: Sink, result: ScanResult) -> None:
     """Notes to stderr; the result to stdout, as a table for people or as one JSON document."""
-    for note in result.run.get("notes", ()):
-        sink.note(f"note: {note}")
+    for kind in ("warning", "note"):
+        for said in result.run.get(f"{kind}s", ()):
+            sink.note(f"{kind}: {said}")
     if sink.json:
         from headwise.cli.documents import scan_document
 
@@ -128,4 +129,5 @@ def tell(sink: Sink, result: ScanResult) -> None:
         return
     from headwise.cli.render import scan_page
 
-    sink.console().print(scan_page(result, sink.console()))
+    console = sink.console()
+    console.print(scan_page(result, console), crop=False)

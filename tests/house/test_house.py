@@ -28,7 +28,10 @@ GUARDS = {
     "long_files": ({"a.py": "x = 1\n" * 401}, ["a.py: 401 lines"]),
     "long_functions": ({"a.py": "def f():\n" + "    x = 1\n" * 61}, ["a.py:1 f: 62 lines"]),
     "broad_excepts": ({"a.py": "try:\n    pass\nexcept Exception:\n    pass\n"}, ["a.py:3"]),
-    "pickles": ({"a.py": "import pickle\nimport torch\ntorch.load('x')\n"}, ["a.py:1 imports pickle", "a.py:3 torch.load"]),
+    "pickles": (
+        {"a.py": "import pickle\nimport torch\ntorch.load('x')\n"},
+        ["a.py:1 imports pickle", "a.py:3 torch.load"],
+    ),
 }
 
 
@@ -45,7 +48,10 @@ def test_guard_can_fail(name: str) -> None:
 
 def test_no_vague_module_names(files: dict[str, str]) -> None:
     assert guards.vague_modules(list(files)) == []
-    assert guards.vague_modules(["headwise/utils.py", "headwise/common/a.py"]) == ["headwise/utils.py", "headwise/common/a.py"]
+    assert guards.vague_modules(["headwise/utils.py", "headwise/common/a.py"]) == [
+        "headwise/utils.py",
+        "headwise/common/a.py",
+    ]
 
 
 def test_readme_prints_the_tree() -> None:

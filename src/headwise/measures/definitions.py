@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from headwise.heads import MeasureInfo
@@ -18,8 +17,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             name="entropy",
             unit="nats",
             low=0.0,
-            high=math.inf,
-            better=None,
             description="Entropy of a row of the pattern over its visible keys; renormalised where a sink takes mass.",
             source="Clark et al. 2019, section 3.3",
         ),
@@ -28,8 +25,7 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             unit="share",
             low=0.0,
             high=1.0,
-            better=None,
-            description="Entropy divided by log(number of visible keys): 1 is uniform. Rows with one visible key are left out.",
+            description="Entropy divided by log(number of visible keys); 1 is uniform. Rows with one key are left out.",
             source="Vig and Belinkov 2019, Analyzing the Structure of Attention, section 4",
         ),
         MeasureInfo(
@@ -37,7 +33,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             unit="weight",
             low=0.0,
             high=1.0,
-            better=None,
             description="Largest weight of a row.",
             source="Voita et al. 2019, Analyzing Multi-Head Self-Attention, section 4 (confidence)",
         ),
@@ -46,7 +41,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             unit="weight",
             low=0.0,
             high=1.0,
-            better=None,
             description="Weight on the key one position before the query, over rows that can see it.",
             source=_CLARK,
         ),
@@ -55,7 +49,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             unit="weight",
             low=0.0,
             high=1.0,
-            better=None,
             description="Weight on the key one position after the query, over rows that can see it.",
             source=_CLARK,
         ),
@@ -64,7 +57,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             unit="weight",
             low=0.0,
             high=1.0,
-            better=None,
             description="Weight on the query's own position, over rows that can see it.",
             source=_CLARK,
         ),
@@ -73,7 +65,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             unit="weight",
             low=0.0,
             high=1.0,
-            better=None,
             description="Weight on the first real key of the sequence, over rows that can see it.",
             source="Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks, section 3",
         ),
@@ -81,17 +72,13 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             name="distance",
             unit="tokens",
             low=0.0,
-            high=math.inf,
-            better=None,
-            description="Mean attended distance of a row, sum over keys of weight times |query position - key position|.",
+            description="Mean attended distance of a row: the sum over keys of weight times |query - key position|.",
             source="Vig and Belinkov 2019, section 4 (equation 3)",
         ),
         MeasureInfo(
             name="z_norm",
             unit="L2 norm",
             low=0.0,
-            high=math.inf,
-            better=None,
             description="Euclidean norm of the head's output z = pattern V, of width d_v.",
             source="Kobayashi et al. 2020, Attention is Not Only a Weight, section 2",
         ),
@@ -99,8 +86,6 @@ PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {
             name="result_norm",
             unit="L2 norm",
             low=0.0,
-            high=math.inf,
-            better=None,
             description="Euclidean norm of z W_O of the head: its term in the residual stream, of width d_model.",
             source="Kobayashi et al. 2020, section 2.2 (equation 3)",
         ),

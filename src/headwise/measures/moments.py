@@ -1,48 +1,51 @@
-"""Count, mean and squared deviation per head, folded batch by batch in float64.
-
-The merge is that of Chan, Golub and LeVeque (1979), so the order and the cutting of the data do
-not change a number beyond rounding.
-"""
+"""Count, mean and squared deviation per head, folded batch by batch in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headwise.heads import Moments
+from headwise.heads import Moments, RowClass
 
 __all__ = ["SiteMoments"]
 
-_CLASSES = ("token", "special")
+_CLASSES: Final[tuple[RowClass, ...]] = ("token", "special")
 
 
 class SiteMoments:
     """The moments of all measures of one site, for token rows and for special-token rows."""
 
     def __init__(self, heads: int, measures: tuple[str, ...]) -> None:
-        self._index = {name: at for at, name in enumerate(measures)}
-        zeros = np.zeros((len(measures), heads))
-        self._moments = {name: Moments(zeros.copy(), zeros.copy(), zeros.copy()) for name in _CLASSES}
+        self._heads = heads
+        self._at = {name: index for index, name in enumerate(measures)}
+        self._moments: dict[RowClass, Moments] = {name: Moments.empty(heads * len(measures)) for name in _CLASSES}
 
-    def add(self, row_class: str, values: Mapping[str, tuple[Tensor, Tensor | None]], counted: Tensor) -> None:
-        """Fold in rows: ``values[measure]`` is (B, H, Q) and the rows that have a value; ``counted`` (B, H, Q) those of the class."""
+    def add(self, row_class: RowClass, values: Mapping[str, tuple[Tensor, Tensor | None]], counted: Tensor) -> None:
+        """Fold in the rows of one call.
+
+        Args:
+            row_class: whose rows.
+            values: for each measure its value per row (B, H, Q), and the rows that have one (None: all).
+            counted: (B, H, Q) bool, the rows of this class.
+        """
         if not bool(counted.any()):
             return
-        whole = self._moments[row_class]
-        count, mean, m2 = (np.zeros_like(whole.count) for _ in range(3))
+        count, mean, m2 = (np.zeros((len(self._at), self._heads)) for _ in range(3))
         for name, (value, has) in values.items():
-            at = self._index[name]
+            at = self._at[name]
             count[at], mean[at], m2[at] = _reduce(value, counted if has is None else counted & has)
-        self._moments[row_class] = whole.merge(Moments(count, mean, m2))
+        call = Moments(count.ravel(), mean.ravel(), m2.ravel())
+        self._moments[row_class] = self._moments[row_class].merge(call)
 
-    def of(self, measure: str, row_class: str) -> Moments:
+    def of(self, measure: str, row_class: RowClass) -> Moments:
         """The moments of one measure over heads."""
-        whole, at = self._moments[row_class], self._index[measure]
-        return Moments(whole.count[at], whole.mean[at], whole.m2[at])
+        start = self._at[measure] * self._heads
+        return self._moments[row_class].take(np.arange(start, start + self._heads))
 
     def any_rows(self, measure: str) -> bool:
         """Whether any row of either class had a value."""

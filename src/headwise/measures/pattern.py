@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from headwise.data import Batch
-from headwise.kernels import Problem, Rows, Wanted, visible_pairs
+from headwise.heads import RowClass
+from headwise.kernels import Problem, Rows, Wanted, visible_at
 from headwise.layout import Site
 from headwise.measures.definitions import PATTERN_MEASURES
 from headwise.measures.moments import SiteMoments
@@ -26,6 +27,7 @@ __all__ = ["PatternObserver"]
 _SELF_TARGETS: Final = ("previous_weight", "next_weight", "own_weight", "first_weight")
 _CROSS_TARGETS: Final = ("first_weight",)
 _POSITIONS_DIFFER: Final = "cross-attention: query and key positions belong to different sequences"
+_KINDS: Final[tuple[tuple[RowClass, int], ...]] = (("token", TOKEN), ("special", SPECIAL))
 _NEVER_SEEN: Final = "no row may see this key"
 
 
@@ -62,7 +64,7 @@ class PatternObserver:
                 self.absent[name][call.site] = _POSITIONS_DIFFER
         moments = self.sites.setdefault(call.site, SiteMoments(call.problem.q.shape[1], tuple(PATTERN_MEASURES)))
         sees = rows.visible.expand(call.z.shape[:3]) > 0
-        for row_class, kind in (("token", TOKEN), ("special", SPECIAL)):
+        for row_class, kind in _KINDS:
             counted = sees & (kinds == kind)[:, None, :]
             moments.add(row_class, values, counted)
 
@@ -104,7 +106,7 @@ def _row_values(problem: Problem, rows: Rows, site: Site) -> list[tuple[str, tup
         values.append(("distance", (rows.distance, None)))
     if rows.pairs is not None:
         targets = _targets(site, problem)
-        seen = visible_pairs(problem, targets)
+        seen = visible_at(problem, targets)
         names = _CROSS_TARGETS if site.key.kind == "cross" else _SELF_TARGETS
         values.extend((name, (rows.pairs[at], seen[at])) for at, name in enumerate(names))
     return values

@@ -7,21 +7,15 @@ positions, and otherwise from the padding that the call itself carries.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
-from headwise.data import Batch
+from headwise.data import PADDING, SPECIAL, TOKEN, Batch
 from headwise.errors import UnsupportedError
 from headwise.kernels import Problem
 from headwise.layout import Site
 
 __all__ = ["PADDING", "SPECIAL", "TOKEN", "row_kinds", "row_offset"]
-
-PADDING: Final = 0
-TOKEN: Final = 1
-SPECIAL: Final = 2
 
 
 def row_offset(problem: Problem) -> int:
@@ -51,8 +45,9 @@ def row_kinds(site: Site, problem: Problem, batch: Batch | None) -> Tensor:
     if bool((stated != PADDING).all()):
         return torch.full(shape, TOKEN, dtype=torch.int8, device=problem.q.device)
     raise UnsupportedError(
-        f"{site.key}: a batch of {stated.shape[0]} x {stated.shape[1]} positions with padding reached this attention as "
-        f"{shape[0]} x {shape[1]} query rows, so padding cannot be told from tokens; run passages of one length, or batch_size=1"
+        f"{site.key}: a batch of {stated.shape[0]} x {stated.shape[1]} positions with padding reached this attention "
+        f"as {shape[0]} x {shape[1]} query rows, so padding cannot be told from tokens; run passages of one length, "
+        "or batch_size=1"
     )
 
 

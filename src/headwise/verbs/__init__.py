@@ -1,0 +1,5 @@
+"""What the Python facade and the command line both call: one function per verb."""
+
+from headwise.verbs.scan import ScanResult as ScanResult
+from headwise.verbs.scan import scan as scan
+from headwise.verbs.scan import scan_run as scan_run

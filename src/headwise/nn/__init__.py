@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 from headwise.nn.attention import MultiHeadAttention as MultiHeadAttention
 from headwise.nn.cache import KVCache as KVCache
 from headwise.nn.heads import HeadView as HeadView
+from headwise.nn.interchange import from_torch as from_torch
+from headwise.nn.interchange import to_torch as to_torch
 from headwise.nn.rotary import Rotary as Rotary
 from headwise.nn.rotary import token_positions as token_positions
+from headwise.nn.transformers_modules import from_transformers as from_transformers
+from headwise.nn.transformers_modules import to_transformers as to_transformers
 
 if TYPE_CHECKING:
     from headwise.nn.parallel import HeadParallel as HeadParallel

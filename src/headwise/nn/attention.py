@@ -344,6 +344,34 @@ class MultiHeadAttention(nn.Module):
         out = self._shard.leave(combining.mixed(z, W_O, None, self.combine, self.n_heads))
         return out if b_O is None else out + b_O
 
+    # Interchange
+
+    @staticmethod
+    def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """See :func:`headwise.nn.from_torch`."""
+        from headwise.nn.interchange import from_torch
+
+        return from_torch(module)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """See :func:`headwise.nn.to_torch`."""
+        from headwise.nn.interchange import to_torch
+
+        return to_torch(self)
+
+    @staticmethod
+    def from_transformers(module: nn.Module) -> MultiHeadAttention:
+        """See :func:`headwise.nn.from_transformers`."""
+        from headwise.nn.transformers_modules import from_transformers
+
+        return from_transformers(module)
+
+    def to_transformers(self, like: Any) -> nn.Module:
+        """See :func:`headwise.nn.to_transformers`."""
+        from headwise.nn.transformers_modules import to_transformers
+
+        return to_transformers(self, like)
+
     def extra_repr(self) -> str:
         """One line for ``print(layer)``: the sizes, and what differs from the plain layer."""
         names = ("d_model", "n_heads", "n_kv_heads", "d_k", "d_v")

@@ -127,6 +127,13 @@ class Rotary(nn.Module):
         turned = turned.to(x_BHQD.dtype)
         return turned if self.dims == self.d_k else torch.cat((turned, kept), dim=-1)
 
+    def turns_like(self, other: Rotary | None) -> bool:
+        """Whether both turn the same channels by the same angles."""
+        if other is None:
+            return False
+        facts = ("d_k", "dims", "interleaved", "frequencies", "attention_scaling")
+        return all(getattr(self, fact) == getattr(other, fact) for fact in facts)
+
     def extra_repr(self) -> str:
         """One line for ``print(layer)``."""
         scaled = ", scaled frequencies" if self.scaled else ""

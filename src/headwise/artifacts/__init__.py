@@ -14,6 +14,7 @@ from headwise.artifacts._documents import RUN_VERSION as RUN_VERSION
 from headwise.artifacts._documents import check_document as check_document
 from headwise.artifacts._documents import encode_document as encode_document
 from headwise.artifacts._documents import read_document as read_document
+from headwise.artifacts._documents import replace_file as replace_file
 from headwise.artifacts._documents import schema as schema
 from headwise.artifacts._documents import write_document as write_document
 from headwise.artifacts._facts import run_document as run_document
@@ -25,7 +26,6 @@ from headwise.artifacts._runs import Run as Run
 from headwise.artifacts._runs import Savable as Savable
 from headwise.artifacts._runs import check_folder as check_folder
 from headwise.artifacts._runs import read_run as read_run
-from headwise.artifacts._runs import write_file as write_file
 from headwise.artifacts._runs import write_run as write_run
 
 __all__ = [
@@ -43,10 +43,10 @@ __all__ = [
     "encode_document",
     "read_document",
     "read_run",
+    "replace_file",
     "run_document",
     "schema",
     "versions",
     "write_document",
-    "write_file",
     "write_run",
 ]

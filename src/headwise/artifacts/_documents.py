@@ -209,7 +209,15 @@ def write_document(path: str | Path, document: Mapping[str, Any]) -> Path:
     file = Path(path)
     if file.is_dir():
         raise RunError(f"{file} is a folder; give the path of a file, for example {file / 'heads.json'}")
-    raw = encode_document(document)
+    return replace_file(file, encode_document(document))
+
+
+def replace_file(file: Path, raw: bytes) -> Path:
+    """Write a file in one step: it is the old one or the new one, never half of it. A link stays a link.
+
+    Raises:
+        RunError: it cannot be written; what was there is untouched.
+    """
     target = Path(os.path.realpath(file))
     temporary: str | None = None
     try:

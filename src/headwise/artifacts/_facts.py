@@ -49,8 +49,8 @@ def run_document(
             ``revision``, ``class``, ``model_type``, ``dtype``, ``device``, ``parameters``.
         arguments: what the run was asked for, by name.
         seed: the seed, or None where nothing was drawn.
-        backends: one entry per backend that ran: ``backend``, ``sites`` (which) and ``reasons`` (for each
-            other backend: why not).
+        backends: one entry per backend that ran: ``backend``, ``sites`` (which) and ``reasons`` (for every
+            other backend why not: a mapping, or pairs of backend and reason).
         data: facts of the data (source, passages, tokens, truncated, ...).
         mask: ``mode`` (``"compact"`` or ``"dense"``) and ``reason``.
         counts: whole numbers (heads, sites, rows, ...).
@@ -70,7 +70,7 @@ def run_document(
         "model": model,
         "arguments": arguments,
         "seed": seed,
-        "backends": list(backends),
+        "backends": [_backend(entry) for entry in backends],
         "data": data,
         "mask": mask,
         "counts": counts,
@@ -86,6 +86,13 @@ def run_document(
     out["format"] = RUN_FORMAT
     out["version"] = RUN_VERSION
     return out
+
+
+def _backend(entry: Mapping[str, Any]) -> dict[str, Any]:
+    reasons = entry["reasons"]
+    pairs = reasons.items() if isinstance(reasons, Mapping) else reasons
+    listed = [pair if isinstance(pair, Mapping) else {"backend": pair[0], "reason": pair[1]} for pair in pairs]
+    return {**entry, "reasons": listed}
 
 
 def _plain(value: Any, where: str, said: list[str]) -> Any:

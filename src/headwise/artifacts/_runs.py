@@ -151,7 +151,7 @@ def write_run(
     try:
         with _beside(path) as new:
             for name, raw in documents.items():
-                write_file(new / name, raw)
+                _write_file(new / name, raw)
             if report is not None:
                 report(new)
             _put_in_place(new, path, Path(folder), overwrite)
@@ -160,7 +160,7 @@ def write_run(
     return Path(folder)
 
 
-def write_file(file: Path, raw: bytes) -> None:
+def _write_file(file: Path, raw: bytes) -> None:
     """Write a new file and have it on the disk before returning."""
     with open(file, "wb") as stream:
         stream.write(raw)

@@ -35,6 +35,8 @@ def to_document(table: HeadTable) -> dict[str, Any]:
         "parts": list(table.parts),
         "blocks": [_block(block) for block in table.layout.blocks.values()],
         "sites": [_site(site) for site in table.layout.sites],
+        "uncovered": [{"module": path, "reason": reason} for path, reason in table.layout.uncovered],
+        "facts": [{"name": name, "text": said} for name, said in table.layout.facts],
         "heads": {
             "site": [site_at[head.site] for head in table.heads],
             "head": [head.head for head in table.heads],
@@ -139,7 +141,12 @@ def _table(kind: type[HeadTable], document: Mapping[str, Any]) -> HeadTable:
             raise InputError(f"block {entry['module']!r} is listed twice")
         blocks[entry["module"]] = _read_block(entry)
     sites = tuple(_read_site(entry) for entry in document["sites"])
-    layout = HeadLayout(sites, blocks)
+    layout = HeadLayout(
+        sites,
+        blocks,
+        uncovered=tuple((entry["module"], entry["reason"]) for entry in document["uncovered"]),
+        facts=tuple((entry["name"], entry["text"]) for entry in document["facts"]),
+    )
     place = document["heads"]
     if len(place["site"]) != len(place["head"]):
         raise InputError(f"heads lists {len(place['site'])} sites for {len(place['head'])} heads")

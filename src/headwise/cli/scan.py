@@ -114,7 +114,7 @@ def measure(sink: Sink, options: dict[str, Any]) -> ScanResult:
     if sources:
         given["texts"] = sources
     with sink.progress() as bar:
-        return verbs.scan(model, progress=bar, **given)
+        return verbs.scan_run(model, progress=bar, notice=sink.note, **given)
 
 
 def tell(sink: Sink, result: ScanResult) -> None:

@@ -18,4 +18,8 @@ from headwise.costs.numbers import Rest as Rest
 from headwise.costs.numbers import grid as grid
 from headwise.costs.parameters import BlockParameters as BlockParameters
 from headwise.costs.parameters import block_parameters as block_parameters
+from headwise.costs.spread import logit_spread as logit_spread
+from headwise.costs.sweep import SWEEPS as SWEEPS
+from headwise.costs.sweep import Sweep as Sweep
+from headwise.costs.sweep import sweep as sweep
 from headwise.costs.traffic import Traffic as Traffic

@@ -178,7 +178,7 @@ def ledger(
         >>> ledger(grid(4096, 32, 32, kv_heads=8), context=8192).cache.token_bytes
         131072
     """
-    _check(batch=batch, context=context, source=source, bandwidth=bandwidth)
+    _check(batch, context, source, bandwidth)
     if phase not in ("both", "prefill", "decode"):
         raise InputError(f"phase must be 'prefill', 'decode' or 'both', got {phase!r}")
     if phase == "decode" and not numbers.decodes:
@@ -216,14 +216,12 @@ def ledger(
     )
 
 
-def _check(**given: float | None) -> None:
-    for name in ("batch", "context", "source"):
-        value = given[name]
+def _check(batch: object, context: object, source: object, bandwidth: float | None) -> None:
+    for name, value in (("batch", batch), ("context", context), ("source", source)):
         if value is None and name == "source":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a positive integer, got {value!r}")
-    bandwidth = given["bandwidth"]
     if bandwidth is not None and not 0 < bandwidth < float("inf"):
         raise InputError(f"bandwidth must be a positive number of bytes per second, got {bandwidth!r}")
 
@@ -255,8 +253,7 @@ def _known(numbers: ModelNumbers) -> bool:
 
 def _prefill(numbers: ModelNumbers, sites: tuple[SiteCost, ...], batch: int, context: int, source: int) -> PhaseWork:
     rest = numbers.rest
-    lengths = {"decoder": context}
-    matrices = sum(weights * lengths.get(stack, source) for stack, weights in rest.matrices.items())
+    matrices = sum(weights * (context if stack == "decoder" else source) for stack, weights in rest.matrices.items())
     main = context if any(site.site.stack == "decoder" for site in sites) else source
     return PhaseWork(
         tokens=main,

@@ -88,7 +88,8 @@ class AttentionNumbers:
             raise InputError(f"qk_norm must be None, 'head' or 'layer', got {self.qk_norm!r}")
         if (self.query_heads == 0) != (self.kv_heads == 0):
             raise InputError(
-                f"query_heads and kv_heads must both be 0 or both be positive, got {self.query_heads} and {self.kv_heads}"
+                "query_heads and kv_heads must both be 0 or both be positive, "
+                f"got {self.query_heads} and {self.kv_heads}"
             )
 
     @property
@@ -140,6 +141,8 @@ class ModelNumbers:
         rest: what the model has beside attention.
         dtype: of the weights, as torch names it, or None.
         source: length of the encoder's input where it is fixed (Whisper: 1,500), or None.
+        input_rms: root mean square of what the attention layers read, where it was measured.
+        init_std: standard deviation with which weights are drawn, where the config says so.
         notes: what a reader must know about how the numbers were found.
     """
 
@@ -148,6 +151,8 @@ class ModelNumbers:
     rest: Rest = field(default_factory=Rest)
     dtype: str | None = None
     source: int | None = None
+    input_rms: float | None = None
+    init_std: float | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -223,7 +228,8 @@ def grid(
     if head_dim is None:
         if d_model % heads:
             raise InputError(
-                f"d_model {d_model} is not a multiple of heads {heads}, so the width of a head is not known; give head_dim"
+                f"d_model {d_model} is not a multiple of heads {heads}, so the width of a head is not known; "
+                "give head_dim"
             )
         head_dim = d_model // heads
     layer = AttentionNumbers(
@@ -273,7 +279,8 @@ def check_groups(heads: int, kv_heads: int) -> None:
     """Refuse head counts that do not divide."""
     if kv_heads > heads or heads % kv_heads:
         raise InputError(
-            f"heads {heads} is not a multiple of kv_heads {kv_heads}: every key-value head must serve the same number of query heads"
+            f"heads {heads} is not a multiple of kv_heads {kv_heads}: every key-value head must serve the same number "
+            "of query heads"
         )
 
 

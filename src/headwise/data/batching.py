@@ -238,28 +238,34 @@ def _from_ready(ready: ReadyInputs, plan: _Plan, limit: int | None, facts: Facts
     left = limit
     next_index = 0
     for together, items in groupby(ready.open(plan.batch_size), lambda item: isinstance(item, Example)):
+        before = facts.passages
         if together:
-            rows = (
-                _example_row(item, index, plan, facts) for index, item in enumerate(islice(items, left), next_index)
-            )
-            before = facts.passages
+            examples = (item for item in islice(items, left) if isinstance(item, Example))
+            rows = (_example_row(item, index, plan, facts) for index, item in enumerate(examples, next_index))
             yield from _batched(rows, plan, facts)
-            done = facts.passages - before
         else:
-            done = 0
-            for item in items:
-                if left is not None and done >= left:
-                    break
-                batch = _ready_batch(item, next_index + done, None if left is None else left - done, plan)
-                _count(batch, plan.rules, facts)
-                done += len(batch.passages)
-                yield batch
+            whole = (item for item in items if not isinstance(item, Example))
+            yield from _taken(whole, next_index, left, plan, facts)
+        done = facts.passages - before
         next_index += done
         left = None if left is None else left - done
         if left == 0:
             break
     if facts.passages == 0:
         raise DataError("the inputs hold no example; give at least one")
+
+
+def _taken(
+    items: Iterator[ReadyBatch | Batch], first: int, left: int | None, plan: _Plan, facts: Facts
+) -> Iterator[Batch]:
+    done = 0
+    for item in items:
+        batch = _ready_batch(item, first + done, None if left is None else left - done, plan)
+        _count(batch, plan.rules, facts)
+        done += len(batch.passages)
+        yield batch
+        if left is not None and done >= left:
+            return
 
 
 def _example_row(item: Example, index: int, plan: _Plan, facts: Facts) -> Row:

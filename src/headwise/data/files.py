@@ -8,16 +8,16 @@ import hashlib
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 from headwise.errors import DataError
 
 __all__ = ["check_file", "decoded_lines", "inner_suffix", "open_bytes", "sha256_of"]
 
-_COMPRESSED: Final = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 #: what the first bytes say, for files that are no text
 _MAGIC: Final = (

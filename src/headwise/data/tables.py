@@ -20,12 +20,14 @@ _ROWS_AT_ONCE: Final = 4096
 
 def reader(path: Path, kind: str, field: str | None, target: str | None) -> Callable[[], Iterator[Row]]:
     """A function that reads the table from the start. Fields are checked at once, rows as they come."""
-    start = {
-        "jsonl": lambda: _jsonl(path, field, target),
-        "csv": lambda: _csv(path, ",", field, target),
-        "tsv": lambda: _csv(path, "\t", field, target),
-        "parquet": lambda: _parquet(path, field, target),
-    }[kind]
+
+    def start() -> Iterator[Row]:
+        if kind == "jsonl":
+            return _jsonl(path, field, target)
+        if kind == "parquet":
+            return _parquet(path, field, target)
+        return _csv(path, "\t" if kind == "tsv" else ",", field, target)
+
     next(start(), None)
     return start
 

@@ -76,8 +76,8 @@ def batches(
 
     Args:
         model: what the batches are for; gives a tokenizer and its :class:`InputRules`.
-        source: :class:`Passages`, :class:`ReadyInputs`, a path, a list of strings, or an iterable of mappings from input
-            names to tensors.
+        source: :class:`Passages`, :class:`ReadyInputs`, a path, a list of strings, or an iterable of mappings from
+            input names to tensors.
         batch_size: passages in a batch.
         max_length: cut longer passages to so many tokens, special tokens included.
         limit: use only the first so many passages.
@@ -139,7 +139,8 @@ def _from_text(passages: Passages, encoder: Encoder, plan: _Plan, limit: int | N
     if facts.passages == 0:
         named = ", ".join(file["path"] for file in facts.files) or "the texts given"
         raise DataError(
-            f"{named}: no passage holds a token of text ({facts.skipped_passages} were read, all of white space or nothing); "
+            f"{named}: no passage holds a token of text ({facts.skipped_passages} were read, all of white space "
+            "or nothing); "
             f"give text with words in it"
         )
 
@@ -302,7 +303,8 @@ def _count(batch: Batch, rules: InputRules, facts: Facts) -> None:
             over = int((real > rules.trained_length).sum())
             if over and not facts.over_trained_length:
                 facts.notes.append(
-                    f"some passages are longer than the {rules.trained_length} tokens that the model was trained for; they are "
+                    f"some passages are longer than the {rules.trained_length} tokens that the model was trained "
+                    "for; they are "
                     f"measured all the same"
                 )
             facts.over_trained_length += over

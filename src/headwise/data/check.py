@@ -17,13 +17,15 @@ def takes_text(model: TakesInput) -> None:
     rules = model.input_rules
     if rules.main_input != "input_ids":
         raise DataError(
-            f"text was given, and this model takes {rules.main_input}; give ready inputs: a .safetensors file of named tensors "
+            f"text was given, and this model takes {rules.main_input}; give ready inputs: a .safetensors file of "
+            "named tensors "
             f"(--inputs, or read_inputs), or batches in Python"
         )
     if model.tokenizer is None:
         why = getattr(model, "tokenizer_note", None)
         raise DataError(
-            f"text was given, and this model has no tokenizer{f' ({why})' if why else ''}; give token ids: a .jsonl file with "
+            f"text was given, and this model has no tokenizer{f' ({why})' if why else ''}; give token ids: a "
+            ".jsonl file with "
             f"input_ids (--inputs, or read_inputs), or a tokenizer in Python (wrap(module, tokenizer))"
         )
 
@@ -32,7 +34,8 @@ def left_padding(rules: InputRules) -> None:
     """Refuse left padding where the model would number its tokens from the left edge and cannot be told otherwise."""
     if rules.positions_from == "left" and not rules.takes("position_ids"):
         raise InputError(
-            "padding_side='left' would give short passages wrong positions: this model counts positions from the left edge and "
+            "padding_side='left' would give short passages wrong positions: this model counts positions from the "
+            "left edge and "
             "takes no position_ids; use padding_side='right', which changes nothing"
         )
     if not rules.takes("attention_mask"):
@@ -66,7 +69,8 @@ def ids_in_vocabulary(ids: Sequence[int] | Tensor, vocabulary: int | None, where
         hint = "; -100 marks labels, not ids, and padding is any id with attention_mask 0" if name != "labels" else ""
         raise DataError(f"{where}: {name} holds the negative id {bad} at {at}{hint}")
     raise DataError(
-        f"{where}: {name} holds id {bad} at {at}, and the model's vocabulary has ids 0 to {(vocabulary or 0) - 1}; the tokenizer "
+        f"{where}: {name} holds id {bad} at {at}, and the model's vocabulary has ids 0 to "
+        f"{(vocabulary or 0) - 1}; the tokenizer "
         f"or the ids belong to another model"
     )
 
@@ -74,7 +78,9 @@ def ids_in_vocabulary(ids: Sequence[int] | Tensor, vocabulary: int | None, where
 def length(count: int, limit: int | None, where: str, *, what: str = "tokens", cut: bool = True) -> None:
     """Refuse a passage that is longer than the model has positions."""
     if limit is not None and count > limit:
-        way = f"cut it with max_length={limit} (--max-length {limit}), or cut text into windows with window={limit} (--window {limit})"
+        shorter = f"cut it with max_length={limit} (--max-length {limit})"
+        way = f"{shorter}, or cut text into windows with window={limit} (--window {limit})"
         raise DataError(
-            f"{where}: has {count} {what}, and the model has positions for {limit}; {way if cut else 'give shorter examples'}"
+            f"{where}: has {count} {what}, and the model has positions for {limit}; "
+            f"{way if cut else 'give shorter examples'}"
         )

@@ -111,7 +111,8 @@ def from_example(example: Example, index: int, rules: InputRules, max_length: in
     if not rules.encoder_decoder:
         if "labels" in values and len(values["labels"]) != len(values["input_ids"]):
             raise DataError(
-                f"{where}: labels has {len(values['labels'])} entries and input_ids {len(values['input_ids'])}; they must be as "
+                f"{where}: labels has {len(values['labels'])} entries and input_ids {len(values['input_ids'])}; "
+                "they must be as "
                 f"long as each other"
             )
         return _without_mask(Row(index, where, values, kinds, cut=cut), rules)
@@ -187,7 +188,8 @@ def _rows_of(tensors: dict[str, Tensor], main: str, mask_name: str, where: str) 
     axes = 3 if main == "inputs_embeds" else 2
     if ids.ndim != axes or (main != "inputs_embeds" and (ids.is_floating_point() or ids.dtype == torch.bool)):
         raise DataError(
-            f"{where}: {main} must be {'whole numbers of ' if axes == 2 else ''}shape (examples, length{', width' * (axes == 3)}), "
+            f"{where}: {main} must be {'whole numbers of ' if axes == 2 else ''}shape (examples, "
+            f"length{', width' * (axes == 3)}), "
             f"and is {ids.dtype} of shape {tuple(ids.shape)}"
         )
     if ids.shape[1] == 0:

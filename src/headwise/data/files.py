@@ -148,7 +148,8 @@ def _decode(path: Path, number: int, piece: bytes) -> str:
         return piece.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: line {number} is not UTF-8 (byte 0x{piece[error.start]:02x} at column {error.start + 1}); convert the "
+            f"{path}: line {number} is not UTF-8 (byte 0x{piece[error.start]:02x} at column {error.start + 1}); "
+            "convert the "
             f"file first, for example with `iconv -f WINDOWS-1252 -t UTF-8` if it is Western European"
         ) from None
 

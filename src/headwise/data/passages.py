@@ -46,7 +46,8 @@ class Passage:
         text: the text itself.
         target: what the decoder of an encoder-decoder model reads, or None.
         where: where it stands, for messages: ``"a.txt line 3"``.
-        continues: this text continues the document of the passage before it (only where documents are cut into windows).
+        continues: this text continues the document of the passage before it (only where documents are cut into
+            windows).
     """
 
     text: str
@@ -90,10 +91,11 @@ def read_passages(
 ) -> Passages:
     """Open one file of text, or several as if joined.
 
-    A ``.txt`` file (and any file of unknown suffix) is read as *paragraphs* when blank lines cut its first thousand lines
-    into blocks of on average at most 20 lines and at least one block has two lines; otherwise *one passage a line*.
-    ``split`` overrides this. The lines of a paragraph stay separate lines of one passage. With ``window`` the whole file
-    is one document and windows run across line breaks. Compressed files (.gz, .bz2, .xz) are unpacked on the way.
+    A ``.txt`` file (and any file of unknown suffix) is read as *paragraphs* when blank lines cut its first thousand
+    lines into blocks of on average at most 20 lines and at least one block has two lines; otherwise *one passage a
+    line*. ``split`` overrides this. The lines of a paragraph stay separate lines of one passage. With ``window`` the
+    whole file is one document and windows run across line breaks. Compressed files (.gz, .bz2, .xz) are unpacked on
+    the way.
 
     Args:
         path: .txt, .jsonl, .csv, .tsv or .parquet; or a list of such files.
@@ -151,7 +153,8 @@ def _open_one(
 def as_passages(source: Any, *, window: int | None = None, limit: int | None = None) -> Passages:
     """Passages from a path, a list of strings, or anything that gives strings.
 
-    A ``str`` is taken as the path of an existing file, a ``Path`` always as a path. One sentence is given as a list of one.
+    A ``str`` is taken as the path of an existing file, a ``Path`` always as a path. One sentence is given as a list
+    of one.
 
     Raises:
         InputError: not strings, or a ``str`` that is no existing file.
@@ -166,7 +169,8 @@ def as_passages(source: Any, *, window: int | None = None, limit: int | None = N
         return read_passages(source, window=window, limit=limit)
     if isinstance(source, str):
         raise InputError(
-            f"texts is the string {_short(source)}, which is not an existing file; give a list of strings ([text] for one "
+            f"texts is the string {_short(source)}, which is not an existing file; give a list of strings ([text] "
+            "for one "
             f"sentence) or the path of a file"
         )
     if isinstance(source, bytes) or not isinstance(source, Iterable):
@@ -193,7 +197,8 @@ def _passage(index: int, text: Any) -> Passage:
     if isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
         return Passage(text[0], text[1], where)
     raise InputError(
-        f"texts: {where} is a {type(text).__name__}, and a string is needed (or a pair of strings, text and decoder text)"
+        f"texts: {where} is a {type(text).__name__}, and a string is needed (or a pair of strings, text and "
+        "decoder text)"
     )
 
 

@@ -23,12 +23,11 @@ Row = tuple[str, str | None, str, bool]
 def read_plain(
     path: Path, split: str | None, *, pieces: bool = False
 ) -> tuple[Path, str, Callable[[], Iterator[Row]], str | None]:
-    """How ``path`` will be read: (path, format, start, note). With ``pieces`` the file is one document in several pieces."""
-    guessed = split is None and not pieces
+    """How ``path`` will be read: (path, format, start, note); with ``pieces`` as one document in several pieces."""
     how = "pieces" if pieces else split or _guess(path)
     readers = {"line": _lines, "paragraph": _paragraphs, "file": _whole, "pieces": _pieces}
     note = None
-    if guessed:
+    if split is None and not pieces:
         said = {"line": "one passage a line", "paragraph": "paragraphs separated by blank lines"}[how]
         note = f"{path.name}: read as {said}"
     else:

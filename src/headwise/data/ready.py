@@ -57,8 +57,8 @@ def read_inputs(path: str | Path, *, limit: int | None = None, format: str | Non
     """Open a file of ready inputs.
 
     * ``.jsonl``: an object a line, with ``input_ids`` (a list of whole numbers) and, where wanted, ``attention_mask``,
-      ``labels``, ``token_type_ids`` (as long as ``input_ids``), ``decoder_input_ids``, ``decoder_attention_mask``. Lines
-      may have different lengths.
+      ``labels``, ``token_type_ids`` (as long as ``input_ids``), ``decoder_input_ids``, ``decoder_attention_mask``.
+      Lines may have different lengths.
     * ``.safetensors``: named tensors whose first axis counts examples, such as ``input_features`` or ``pixel_values``;
       read batch by batch.
 
@@ -108,7 +108,8 @@ def _same_length(values: Mapping[str, list[int]], names: Sequence[str], main: st
     for name in names:
         if name in values and main in values and len(values[name]) != len(values[main]):
             raise DataError(
-                f"{where}: {name} has {len(values[name])} entries and {main} {len(values[main])}; they must be as long as "
+                f"{where}: {name} has {len(values[name])} entries and {main} {len(values[main])}; they must be as "
+                "long as "
                 f"each other"
             )
 
@@ -235,7 +236,8 @@ def _tensor(value: Any, name: str, where: str) -> Tensor:
         lengths = sorted({len(row) for row in value})
         if len(lengths) > 1:
             raise InputError(
-                f"{where}: {name} is ragged (rows of {lengths[0]} and of {lengths[-1]}); give one mapping per example, or pad "
+                f"{where}: {name} is ragged (rows of {lengths[0]} and of {lengths[-1]}); give one mapping per "
+                "example, or pad "
                 f"the rows and give an attention_mask"
             )
     try:

@@ -19,7 +19,8 @@ class InputRules:
         accepts: names that the model's forward takes; None when it takes any name.
         vocabulary: rows of the input embedding; ids must lie in ``0 .. vocabulary - 1``. None: not known.
         positions: most tokens of an input that the model has learned or tabulated positions for; None: no such limit.
-        trained_length: the length that a model with rotary positions was trained for; longer input runs, with a warning.
+        trained_length: the length that a model with rotary positions was trained for; longer input runs, with a
+            warning.
         positions_from: how the model numbers its tokens: ``"left"`` (0 at the left edge, whatever the mask, unless
             ``position_ids`` is given), ``"mask"`` (counted over the attention mask), ``"padding_id"`` (counted over ids
             other than ``padding_id``) or ``"none"`` (no absolute positions, so that a shift changes nothing).

@@ -42,7 +42,8 @@ class Encoder:
         self._rust = not callable(tokenizer) and hasattr(tokenizer, "encode")
         if not (self._transformers or self._rust or callable(tokenizer)):
             raise InputError(
-                f"tokenizer is a {type(tokenizer).__name__}; give a transformers tokenizer, a tokenizers.Tokenizer, or a "
+                f"tokenizer is a {type(tokenizer).__name__}; give a transformers tokenizer, a "
+                "tokenizers.Tokenizer, or a "
                 f"function from a string to a list of ids"
             )
         self._frame: tuple[Encoded, Encoded] | None = None
@@ -88,7 +89,8 @@ class Encoder:
         before, after = _ends(encoded.special)
         if length <= before + after:
             raise InputError(
-                f"max_length={length} leaves no room for text: the tokenizer adds {before + after} special tokens; give at "
+                f"max_length={length} leaves no room for text: the tokenizer adds {before + after} special "
+                "tokens; give at "
                 f"least {before + after + 1}"
             )
         stop = len(encoded.ids) - after
@@ -120,7 +122,8 @@ class Encoder:
                 room = length - before - after
                 if room < 1:
                     raise InputError(
-                        f"window={length} leaves no room for text: the tokenizer adds {before + after} special tokens; give "
+                        f"window={length} leaves no room for text: the tokenizer adds {before + after} special "
+                        "tokens; give "
                         f"at least {before + after + 1}"
                     )
             held += encoded.ids[inner.start : inner.stop]

@@ -23,7 +23,7 @@ __all__ = ["Model", "wrap"]
 
 @dataclass(eq=False)
 class Model:
-    """A module with what belongs to it. Made by :func:`headwise.load` or :func:`headwise.wrap`; never changes the module.
+    """A module with what belongs to it. Made by :func:`headwise.load` and :func:`headwise.wrap`; never changes it.
 
     Attributes:
         module: the model itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 import torch
@@ -46,10 +47,10 @@ def load(
     cache_dir: str | Path | None = None,
     strict: bool = True,
 ) -> Model:
-    """Load a transformers model, in eval mode, without printing anything; what the libraries said is in ``Model.notes``.
+    """Load a transformers model in eval mode, and print nothing; what the libraries said is in ``Model.notes``.
 
-    The class is the one that config.json names. No weight that a measure could read is ever random: a checkpoint that lacks
-    one is refused, and one that lacks only a task's head is used without the head (see ``Model.notes``).
+    The class is the one that config.json names. No weight that a measure could read is ever random: a checkpoint that
+    lacks one is refused, and one that lacks only a task's head is used without the head (see ``Model.notes``).
 
     Args:
         path_or_id: a folder with config.json and weights, a .gguf file, or a hub id in the local cache.
@@ -65,8 +66,8 @@ def load(
     Raises:
         InputError: an argument has a value that its rule does not allow.
         ModelError: nothing is there, or it is damaged, incomplete or contradicts its config.
-        UnsupportedError: it is of a kind that is not loaded: adapters, quantised weights, unknown types, pickles and foreign code
-            that were not allowed.
+        UnsupportedError: it is of a kind that is not loaded: adapters, quantised weights, unknown types, pickles and
+            foreign code that were not allowed.
     """
     if not isinstance(path_or_id, str | Path):
         raise InputError(
@@ -143,13 +144,11 @@ def _build(
 
 
 def _explained(error: BaseException, where: str) -> ModelError:
-    import pickle
-
     said = " ".join(str(error).split())
     said = said if len(said) <= 240 else said[:237] + "..."
     if isinstance(error, torch.OutOfMemoryError):
         return ModelError(f"{where}: does not fit into memory; use dtype='bfloat16', or a smaller model")
-    if isinstance(error, pickle.UnpicklingError):
+    if isinstance(error, UnpicklingError):
         return ModelError(f"{where}: the pickled weights hold more than tensors, and are not read ({said})")
     return ModelError(
         f"{where}: transformers could not build the model ({type(error).__name__}: {said}); check config and weights"
@@ -162,7 +161,8 @@ def _refuse_mismatched(mismatched: Any, where: str) -> None:
     name, stored, built = min(mismatched, key=lambda one: str(one[0]))
     more = f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else ""
     raise ModelError(
-        f"{where}: config and weights disagree: {name} has shape {tuple(stored)} in the checkpoint, and the config asks for "
+        f"{where}: config and weights disagree: {name} has shape {tuple(stored)} in the checkpoint, and the "
+        "config asks for "
         f"{tuple(built)}{more}; correct the config, or give the weights that belong to it"
     )
 
@@ -171,7 +171,8 @@ def _refuse_not_finite(module: nn.Module, verdict: Verdict, where: str) -> None:
     for name, value in module.named_parameters():
         if name not in verdict.random and value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ModelError(
-                f"{where}: {name} holds values that are not finite (NaN or infinity); the checkpoint is damaged or its training "
+                f"{where}: {name} holds values that are not finite (NaN or infinity); the checkpoint is damaged "
+                "or its training "
                 f"diverged, and nothing measured on it would be true"
             )
 
@@ -182,7 +183,8 @@ def _need_for_gguf(where: str) -> None:
     lacking = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if lacking:
         raise UnsupportedError(
-            f"{where}: reading GGUF needs the package {' and '.join(lacking)}; install it (pip install {' '.join(lacking)}), or give a "
+            f"{where}: reading GGUF needs the package {' and '.join(lacking)}; install it (pip install "
+            f"{' '.join(lacking)}), or give a "
             f"folder with safetensors"
         )
 

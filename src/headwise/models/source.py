@@ -36,17 +36,18 @@ class Source:
 
     @property
     def weight_hash(self) -> str:
-        """Hash of the weights as they are now (see :func:`weight_hash`); reads them all, about a second per gigabyte."""
+        """Hash of the weights as they are now (:func:`weight_hash`); reads them all: about a second per gigabyte."""
         return self.hasher()
 
 
 def weight_hash(module: nn.Module, *, leave_out: Collection[str] = ()) -> str:
     """SHA-256 over the weights of ``module`` as they are now, in hexadecimal.
 
-    What is hashed: every entry of ``module.state_dict()`` (parameters and persistent buffers) in the order of its names:
-    name, dtype, shape, and the SHA-256 of its values, row after row, in the machine's byte order. So the hash is that of
-    what is measured: it does not depend on how a checkpoint was split into files or whether it was pickled, on the device,
-    or on memory layout, and it changes when the weights are trained, edited or cast to another dtype.
+    What is hashed: every entry of ``module.state_dict()`` (parameters and persistent buffers) in the order of its
+    names: name, dtype, shape, and the SHA-256 of its values, row after row, in the machine's byte order. So the hash
+        is that of
+    what is measured: it does not depend on how a checkpoint was split into files or whether it was pickled, on the
+    device, or on memory layout, and it changes when the weights are trained, edited or cast to another dtype.
 
     Args:
         module: any module.

@@ -42,7 +42,8 @@ def _check_type(folder: Folder, where: str, own_code: dict[str, Any], trusted: b
         return True
     if own_code and not trusted:
         raise UnsupportedError(
-            f"{where}: model type {kind!r} comes with code of its own ({', '.join(sorted(map(str, own_code.values())))}), which is not "
+            f"{where}: model type {kind!r} comes with code of its own "
+            f"({', '.join(sorted(map(str, own_code.values())))}), which is not "
             f"run unasked; if you have read it and trust it, pass trust_remote_code=True (--trust-remote-code)"
         )
     if own_code:
@@ -52,7 +53,8 @@ def _check_type(folder: Folder, where: str, own_code: dict[str, Any], trusted: b
     import transformers
 
     raise UnsupportedError(
-        f"{where}: model type {kind!r} is not known to transformers {transformers.__version__}; update it, or correct config.json"
+        f"{where}: model type {kind!r} is not known to transformers {transformers.__version__}; update it, or "
+        "correct config.json"
     )
 
 
@@ -101,7 +103,8 @@ def _library_class(config: Any, where: str, *, gguf: bool) -> tuple[Any, str | N
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
     if type(config) not in MODEL_MAPPING:
         raise UnsupportedError(
-            f"{where}: transformers has no class for {named or 'the type'} {config.model_type!r}; correct architectures in config.json"
+            f"{where}: transformers has no class for {named or 'the type'} {config.model_type!r}; correct "
+            "architectures in config.json"
         )
     kind = MODEL_MAPPING[type(config)]
     kind = kind[0] if isinstance(kind, tuple) else kind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Final
 
 from huggingface_hub.errors import StrictDataclassError
@@ -43,7 +43,7 @@ FAILURES: Final = (
     NotImplementedError,
     AssertionError,
     StrictDataclassError,
-    pickle.UnpicklingError,
+    UnpicklingError,
 )
 
 

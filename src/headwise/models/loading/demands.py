@@ -29,7 +29,8 @@ _NOT_TEXT: Final = ("vision", "visual", "image", "audio", "speech", "pixel", "pa
 def input_rules(module: nn.Module) -> InputRules:
     """The demands of ``module`` on its input.
 
-    The limit on positions is the size of the table of learned (or tabulated) positions, less what the model keeps free in
+    The limit on positions is the size of the table of learned (or tabulated) positions, less what the model keeps
+    free in
     front of it: 2 rows in RoBERTa, BART and OPT. A model with rotary or relative positions has none; its
     ``max_position_embeddings`` is the length it was trained for.
     """

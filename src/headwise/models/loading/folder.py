@@ -73,7 +73,7 @@ def inspect(path: Path, *, allow_pickle: bool) -> Folder:
         raise ModelError(f"{path}: the folder is empty; give a folder with config.json and weights")
     _refuse_adapter(path, names)
     ggufs = [name for name in names if name.endswith(".gguf")]
-    if "config.json" not in names or not _has_weights(path, names):
+    if "config.json" not in names or not _has_weights(names):
         if len(ggufs) == 1:
             return Folder(path, {}, "gguf", gguf=ggufs[0])
         if len(ggufs) > 1:
@@ -95,7 +95,7 @@ def _one_file(path: Path) -> Folder:
     raise ModelError(f"{path}: is a file, and a model is a folder with config.json and weights, or a .gguf file")
 
 
-def _has_weights(path: Path, names: list[str]) -> bool:
+def _has_weights(names: list[str]) -> bool:
     return any(name.endswith(".safetensors") for name in names) or any(name in names for name in _PICKLES)
 
 
@@ -149,7 +149,8 @@ def check_config(config: dict[str, Any], where: str) -> None:
         shared = _first_int(inner, ("num_key_value_heads", "num_kv_heads", "n_head_kv"))
         if heads and shared and heads % shared:
             raise ModelError(
-                f"{where}: {part}num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}, so no query head "
+                f"{where}: {part}num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}, "
+                "so no query head "
                 f"could be given its KV head; correct the config"
             )
 
@@ -176,8 +177,10 @@ def _weights(path: Path, config: dict[str, Any], names: list[str], allow_pickle:
     if any(name in names for name in _PICKLES):
         if not allow_pickle:
             raise UnsupportedError(
-                f"{path}: its weights are a pickle ({next(name for name in _PICKLES if name in names)}), which can run code when it "
-                f"is read; if you trust it, allow it (allow_pickle=True, --allow-pickle: it is then read with weights_only=True), or "
+                f"{path}: its weights are a pickle ({next(name for name in _PICKLES if name in names)}), which "
+                "can run code when it "
+                "is read; if you trust it, allow it (allow_pickle=True, --allow-pickle: it is then read with "
+                "weights_only=True), or "
                 f"save it as safetensors"
             )
         check_pickles(path)
@@ -191,6 +194,7 @@ def _weights(path: Path, config: dict[str, Any], names: list[str], allow_pickle:
         found = sorted(path.glob(pattern))
         if found:
             raise ModelError(
-                f"{path}: has no weights that can be loaded; {found[0].name} is {what}; give a folder with model.safetensors"
+                f"{path}: has no weights that can be loaded; {found[0].name} is {what}; give a folder with "
+                "model.safetensors"
             )
     raise ModelError(f"{path}: has no weights (model.safetensors); it has {_listed(names)}")

@@ -70,7 +70,8 @@ def _cached(name: str, revision: str | None, cache_dir: str | Path | None) -> Fo
         version = f" at revision {revision}" if revision else ""
         raise ModelError(
             f"{name}: looked for it as a folder ({Path(name).absolute()}) and as a hub id{version} in the local cache "
-            f"({cache_dir or HF_HUB_CACHE}), and it is in neither; check the path, or fetch it first with `hf download {name}` "
+            f"({cache_dir or HF_HUB_CACHE}), and it is in neither; check the path, or fetch it first with `hf "
+            f"download {name}` "
             f"(or local_files_only=False)"
         ) from None
     return Found(folder, "hub", folder.name)
@@ -82,6 +83,12 @@ def _fetched(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    failures: tuple[type[BaseException], ...] = (
+        *_http_errors(HfHubHTTPError),
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OSError,
+    )
     small = [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
     try:
         folder = Path(
@@ -95,10 +102,11 @@ def _fetched(
         )
         if allow_pickle and not any(folder.glob("*.safetensors")):
             snapshot_download(name, revision=folder.name, cache_dir=cache_dir, allow_patterns=["pytorch_model*.bin"])
-    except (*_http_errors(HfHubHTTPError), HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except failures as error:
         said = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{name}: looked for it as a folder, and fetching it from the hub failed ({type(error).__name__}: {said}); check the "
+            f"{name}: looked for it as a folder, and fetching it from the hub failed ({type(error).__name__}: "
+            f"{said}); check the "
             f"id, the revision, the network and your access"
         ) from None
     return Found(folder, "hub", folder.name)

@@ -4,10 +4,11 @@ The rules, by the part of the model that a name belongs to:
 
 * *missing* (the model has it, the checkpoint does not, so it would be random): allowed only for the small projection
   behind ``pooler`` (``pooler.dense`` and the like), whose output no attention reads, and for buffers that are computed
-  and not learned. Where only the head of a task is missing (a classifier, a language model's output), the model below it
-  is used instead, and a note says so.
+  and not learned. Where only the head of a task is missing (a classifier, a language model's output), the model below
+  it is used instead, and a note says so.
 * *left over* (the checkpoint has it, the model does not): allowed for other tasks' heads, poolers and old computed
-  buffers. Refused inside the body of the model: a layer or a bias that is not used means that config and weights disagree.
+  buffers. Refused inside the body of the model: a layer or a bias that is not used means that config and weights
+  disagree.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def judge(
     """Decide about the names that ``from_pretrained`` reported.
 
     Raises:
-        ModelError: a weight that the forward pass uses is missing, or the body of the model has no place for one that is there.
+        ModelError: a weight that the forward pass uses is missing, or the body of the model has no place for one that
+            is there.
     """
     notes: list[str] = []
     body, prefix = _body(module)
@@ -69,7 +71,8 @@ def judge(
     lost = [name for name in inside if name not in random]
     if lost:
         raise ModelError(
-            f"{where}: the checkpoint lacks {_some(lost)}, which {type(module).__name__} needs, so it would be random; give the "
+            f"{where}: the checkpoint lacks {_some(lost)}, which {type(module).__name__} needs, so it would be "
+            "random; give the "
             f"complete checkpoint, or correct the config"
         )
     if outside:
@@ -80,7 +83,8 @@ def judge(
         random = [name.removeprefix(prefix) for name in random]
     elif random and type(module) is not type(body):
         raise ModelError(
-            f"{where}: the checkpoint lacks {_some(random)}, which the head of {type(module).__name__} reads, so it would be "
+            f"{where}: the checkpoint lacks {_some(random)}, which the head of {type(module).__name__} reads, so "
+            "it would be "
             f"random; give the complete checkpoint, or correct the config"
         )
     if random:
@@ -109,7 +113,8 @@ def _left_over(
     lora = sorted(name for name in unexpected if ".lora_" in name or ".base_layer." in name)
     if lora:
         raise UnsupportedError(
-            f"{where}: the checkpoint holds an adapter that is not merged ({lora[0]}); merge it (merge_and_unload()) and save again"
+            f"{where}: the checkpoint holds an adapter that is not merged ({lora[0]}); merge it "
+            "(merge_and_unload()) and save again"
         )
     parts = {name for name, _ in body.named_children()} | {name for name, _ in body.named_parameters(recurse=False)}
     own = getattr(body, "base_model_prefix", "")
@@ -124,8 +129,10 @@ def _left_over(
             odd.append(name)
     if odd and strict:
         raise ModelError(
-            f"{where}: the checkpoint holds {_some(odd)}, for which the {type(body).__name__} built from its config has no place; "
-            f"config and weights disagree: correct the config (number of layers, biases), or pass strict=False to leave it out"
+            f"{where}: the checkpoint holds {_some(odd)}, for which the {type(body).__name__} built from its "
+            "config has no place; "
+            "config and weights disagree: correct the config (number of layers, biases), or pass strict=False to "
+            "leave it out"
         )
     if odd:
         notes.append(f"left out, because the model built from the config has no place for it: {_some(odd)}")

@@ -74,7 +74,8 @@ def unwrapped(module: Any) -> tuple[nn.Module, tuple[str, ...]]:
         )
     if type(module).__module__.split(".")[0] == "sentence_transformers":
         raise UnsupportedError(
-            f"the module is a {type(module).__name__} of sentence-transformers; give the transformer in it: wrap(model[0].auto_model, "
+            f"the module is a {type(module).__name__} of sentence-transformers; give the transformer in it: "
+            "wrap(model[0].auto_model, "
             f"model.tokenizer)"
         )
     return module, notes
@@ -92,14 +93,16 @@ def check_module(module: nn.Module) -> None:
         home = type(part).__module__
         if home.split(".")[0] == "peft" or getattr(part, "_hf_peft_config_loaded", False):
             raise UnsupportedError(
-                f"{where}: the model carries a PEFT adapter, whose weights stand beside the model's own; merge it first "
+                f"{where}: the model carries a PEFT adapter, whose weights stand beside the model's own; merge it "
+                "first "
                 f"(merge_and_unload()) and give the result"
             )
         if home.startswith(_QUANTISED_PACKAGES):
             raise UnsupportedError(_quantised(f"{where} ({type(part).__name__} of {home.split('.')[0]})"))
         if getattr(part, "_orig_mod", None) is not None or getattr(part, "_compiled_call_impl", None) is not None:
             raise UnsupportedError(
-                f"{where}: was compiled in place (module.compile()), which hides its attention; give the uncompiled model"
+                f"{where}: was compiled in place (module.compile()), which hides its attention; give the "
+                "uncompiled model"
             )
         if hasattr(part.__dict__.get("forward"), "_torchdynamo_orig_callable"):
             raise UnsupportedError(
@@ -111,7 +114,8 @@ def check_module(module: nn.Module) -> None:
 
 def _quantised(where: str) -> str:
     return (
-        f"{where}: the weights are quantised, and headwise reads unpacked weights; give the original model, or dequantise it "
+        f"{where}: the weights are quantised, and headwise reads unpacked weights; give the original model, or "
+        "dequantise it "
         f"(model.dequantize() in transformers)"
     )
 
@@ -147,5 +151,6 @@ def _check_values(module: nn.Module) -> None:
     if len(devices) > 1 and getattr(module, "hf_device_map", None) is None:
         (one, first), (two, second) = list(devices.items())[:2]
         raise ModelError(
-            f"the parameters lie on several devices ({first} on {one}, {second} on {two}); move the model to one (model.to)"
+            f"the parameters lie on several devices ({first} on {one}, {second} on {two}); move the model to one "
+            "(model.to)"
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 import zipfile
 from pathlib import Path
+from typing import Final
 
 from headwise.errors import ModelError
 
 __all__ = ["check_pickles", "check_safetensors"]
+
+_PICKLE: Final = b"\x80"
 
 
 def check_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
@@ -30,7 +32,8 @@ def check_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
                 found = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ModelError(
-                f"{file}: is not a readable safetensors file ({error}); it is damaged or cut off: fetch or save it again"
+                f"{file}: is not a readable safetensors file ({error}); it is damaged or cut off: fetch or save "
+                "it again"
             ) from None
         lacking = sorted(set(wanted or ()) - set(found))
         if lacking:
@@ -68,7 +71,8 @@ def _shards(index: Path) -> dict[Path, list[str] | None]:
     missing = sorted(file.name for file in shards if not file.exists())
     if missing:
         raise ModelError(
-            f"{index.parent}: {len(missing)} of the {len(shards)} files of its index are missing ({', '.join(missing[:3])}"
+            f"{index.parent}: {len(missing)} of the {len(shards)} files of its index are missing "
+            f"({', '.join(missing[:3])}"
             f"{', ...' if len(missing) > 3 else ''}); fetch the whole checkpoint"
         )
     return shards
@@ -84,7 +88,7 @@ def check_pickles(path: Path) -> None:
             head = stream.read(2)
         if head == b"PK" and not zipfile.is_zipfile(file):
             raise ModelError(f"{file}: is cut off (a zip archive without its end); fetch or save it again")
-        if head != b"PK" and head[:1] != pickle.PROTO:
+        if head != b"PK" and head[:1] != _PICKLE:
             raise ModelError(f"{file}: is not a torch file; fetch or save it again")
 
 

@@ -2,6 +2,7 @@
 
 from headwise.kernels import reference as reference
 from headwise.kernels.attention import attention as attention
+from headwise.kernels.masks import visible_at as visible_at
 from headwise.kernels.masks import visible_block as visible_block
 from headwise.kernels.masks import visible_counts as visible_counts
 from headwise.kernels.problem import Answer as Answer

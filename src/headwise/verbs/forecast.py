@@ -13,7 +13,7 @@ from headwise.verbs.estimate import available_memory, memory_estimate, readable_
 
 __all__ = ["Bar", "Forecast"]
 
-#: a run that is going to take longer than this says so after its first batch
+#: seconds; a run that is going to take longer says so
 _LONG: Final = 10.0
 
 
@@ -25,7 +25,7 @@ class Bar(Protocol):
 
 
 class Forecast:
-    """Shows the batches done; warns of memory at once, and of time after the first batch.
+    """Shows the batches done; warns of memory at once, and of time after the second batch.
 
     Attributes:
         warnings: what was warned of, for ``run.json``.
@@ -43,14 +43,18 @@ class Forecast:
                 f"{readable_bytes(have)} of memory are free: use a smaller batch_size or max_length"
             )
         self._need = need
-        self._started = time.monotonic()
+        self._first: tuple[float, int] | None = None
 
     def __call__(self, done: Progress) -> None:
-        """Take one finished batch."""
+        """Take one finished batch. The first one warms up; the second tells the pace."""
         if self._bar is not None:
             self._bar(done.batches, self._survey.batches, "measuring")
-        if done.batches == 1 and self._notice is not None and done.tokens:
-            left = (time.monotonic() - self._started) * (self._survey.tokens / done.tokens - 1)
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done.tokens)
+        elif done.batches == 2 and self._notice is not None and done.tokens > self._first[1]:
+            pace = (now - self._first[0]) / (done.tokens - self._first[1])
+            left = pace * (self._survey.tokens - done.tokens)
             if left > _LONG:
                 self._notice(
                     f"about {readable_seconds(left)} to go for {self._survey.tokens:,} tokens in "

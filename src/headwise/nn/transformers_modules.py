@@ -45,12 +45,13 @@ def _family(module: object) -> Family:
 def _weights(module: Any, family: Family) -> Weights:
     """Views of the module's numbers in the layer's orientation."""
     if family == "gpt2":
-        q_attn = getattr(module, "q_attn", None)
-        W = module.c_attn.weight.split(module.embed_dim, dim=1)
-        b = module.c_attn.bias.split(module.embed_dim)
-        if q_attn is not None:
-            W, b = (q_attn.weight, *W), (q_attn.bias, *b)
-        return Weights(*W, module.c_proj.weight, *b, module.c_proj.bias)
+        fused, split = module.c_attn, module.embed_dim
+        W, b = [*fused.weight.split(split, dim=1)], [*fused.bias.split(split)]
+        if module.is_cross_attention:
+            W, b = [module.q_attn.weight, *W], [module.q_attn.bias, *b]
+        W_Q, W_K, W_V = W
+        b_Q, b_K, b_V = b
+        return Weights(W_Q, W_K, W_V, module.c_proj.weight, b_Q, b_K, b_V, module.c_proj.bias)
     if family == "bert":
         parts = (module.self.query, module.self.key, module.self.value, module.output.dense)
     else:
@@ -193,6 +194,10 @@ def _new_llama(layer: MultiHeadAttention) -> nn.Module:
         raise UnsupportedError(
             "LlamaAttention turns all channels of every head with plain rotary in halves, which this layer does not. "
             "Give a LlamaAttention with the right config to copy."
+        )
+    if layer.d_model % layer.n_heads:
+        raise UnsupportedError(
+            f"LlamaConfig wants d_model to be a multiple of n_heads, which {layer.d_model} and {layer.n_heads} are not."
         )
     config = LlamaConfig(
         hidden_size=layer.d_model, num_attention_heads=layer.n_heads, num_key_value_heads=layer.n_kv_heads,

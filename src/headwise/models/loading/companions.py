@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Final
 
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 __all__ = ["FAILURES", "Companion", "load_processor", "load_tokenizer"]
 
@@ -42,6 +44,11 @@ FAILURES: Final = (
     RuntimeError,
     NotImplementedError,
     AssertionError,
+    ArithmeticError,
+    EOFError,
+    MemoryError,
+    struct.error,
+    SafetensorError,
     StrictDataclassError,
     UnpicklingError,
 )

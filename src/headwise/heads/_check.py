@@ -119,7 +119,7 @@ def group(groups: tuple[tuple[str, str], ...], stack: str | None, kind: str | No
     fits = [pair for pair in groups if stack in (None, pair[0]) and kind in (None, pair[1])]
     if len(fits) == 1:
         return fits[0]
-    listed = ", ".join(f"({s}, {k})" for s, k in groups) or "none"
+    listed = ", ".join(f"({s}, {k})" for s, k in fits or groups) or "none"
     if not fits:
         raise InputError(f"the table has no heads of stack {stack!r} and kind {kind!r}; it has {listed}")
     raise InputError(f"stack={stack!r}, kind={kind!r} fits several: {listed}; name both")

@@ -16,8 +16,8 @@ from headwise.errors import InputError
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-_MOST = 2**53
-"""Counts above this would lose ones in a float64 and in the JSON readers of other languages."""
+_MOST = 2**53 - 1
+"""Counts above this could lose ones in a float64 and in the JSON readers of other languages."""
 
 
 class Moments:

@@ -53,7 +53,7 @@ def positions(
 
 
 def _several(name: str, given: Any) -> list[Any]:
-    single = isinstance(given, (str, HeadId, int, np.integer))
+    single = not isinstance(given, Iterable) or isinstance(given, str)
     values = [given] if single else list(given)
     kinds = {"layer": (int, np.integer), "heads": (int, np.integer, HeadId)}.get(name, (str,))
     for value in values:

@@ -69,8 +69,8 @@ def _summary(run: Mapping[str, Any], table: HeadTable) -> tuple[str, ...]:
     for stack, kind in table.groups:
         sites = [site for site in table.sites if (site.key.stack, site.key.kind) == (stack, kind)]
         widths = sorted({table.layout.blocks[site.block].query_heads for site in sites})
-        heads = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
-        said.append(f"{stack} {kind}-attention: {_count(len(sites), 'layer')} of {heads} heads")
+        heads = _count(widths[0], "head") if len(widths) == 1 else f"{widths[0]} to {widths[-1]} heads"
+        said.append(f"{stack} {kind}-attention: {_count(len(sites), 'layer')} of {heads}")
     for rows, words in (("token", "rows of real tokens"), ("special", "rows of special tokens")):
         most = max((int(table.count(name, rows).max(initial=0)) for name in table.measures), default=0)  # type: ignore[arg-type]
         if most:

@@ -2,6 +2,7 @@
 
 function drawCard() {
   const card = document.getElementById("card");
+  card.classList.toggle("empty", state.selected === null);
   if (state.selected === null) {
     card.replaceChildren(
       element("h3", {}, "Selected head"),

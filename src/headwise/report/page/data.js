@@ -41,6 +41,7 @@ const short = (value) => {
   return value.toFixed(digits).replace("-", "\u2212");
 };
 const whole = (value) => value.toLocaleString("en-US");
+const headCount = (count) => `${whole(count)} ${count === 1 ? "head" : "heads"}`;
 const unit = (of) => (of.unit ? ` ${of.unit}` : "");
 
 function place(at) {

@@ -13,11 +13,15 @@ function drawThumbnailsChosen() {
   });
 }
 
+function rangeWords({low, high}) {
+  if (low === null) return high === null ? "" : ` Range: at most ${high}.`;
+  return high === null ? ` Range: at least ${low}.` : ` Range: ${low} to ${high}.`;
+}
+
 function drawMeasure() {
   const of = measure();
   document.getElementById("map-title").textContent = of.label + (state.rows === "special" ? " at special tokens" : "");
-  const bound = (value) => (value === null ? "unbounded" : short(value));
-  const range = of.low === null && of.high === null ? "" : ` Range ${bound(of.low)} to ${bound(of.high)}.`;
+  const range = rangeWords(of);
   const better = of.better ? ` Better: ${of.better}.` : "";
   const sentence = of.description ? of.description.replace(/[.\s]*$/, ".") : "";
   document.getElementById("measure-about").textContent = `${sentence}${of.unit ? ` Unit: ${of.unit}.` : ""}${range}${better}${of.source ? ` Source: ${of.source.replace(/[.\s]*$/, ".")}` : ""}`;

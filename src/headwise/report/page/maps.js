@@ -6,7 +6,8 @@ function drawThumbnails() {
   const box = document.getElementById("thumbnails");
   box.replaceChildren(...data.measures.map((of, at) => {
     const range = extent(of);
-    const said = range ? `${short(range[0])} \u2013 ${short(range[1])}${unit(of)}` : "no rows";
+    const same = range && short(range[0]) === short(range[1]);
+    const said = !range ? "no rows" : same ? short(range[0]) : `${short(range[0])} \u2013 ${short(range[1])}`;
     const chosen = at === state.measure;
     const button = element(
       "button",
@@ -49,7 +50,13 @@ function drawLegend() {
   const parts = [];
   if (span) {
     const label = `${of.label}${of.unit ? ` (${of.unit})` : ""}`;
-    parts.push(charts.legend({color: {type: "linear", domain: span, interpolate: charts.interpolateViridis, label}, width: 260, ticks: 5}));
+    const range = extent(of);
+    const even = [0, 0.25, 0.5, 0.75, 1].map((share) => span[0] + share * (span[1] - span[0]));
+    const ticks = range[0] === range[1] && !state.fullRange ? [range[0]] : even;
+    parts.push(charts.legend({
+      color: {type: "linear", domain: span, interpolate: charts.interpolateViridis, label},
+      width: 330, height: 50, marginLeft: 24, marginRight: 24, ticks, tickFormat: short, style: {fontSize: "11.5px"},
+    }));
   }
   if (heads.some(({at}) => stat(of, at).mean === null)) {
     const swatch = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -111,7 +118,7 @@ function drawMap(group, number) {
 function mapPlot(of, group, inside, width, span, number) {
   const room = Math.max(240, document.getElementById("maps").clientWidth - 6);
   const left = 40;
-  const cell = Math.max(13, Math.min(58, Math.floor((room - left - 4) / width)));
+  const cell = Math.max(11, Math.min(72, Math.floor((room - left - 4) / width)));
   const tall = Math.max(14, Math.min(30, cell));
   const every = (count, size, letters) => Math.max(1, Math.ceil((letters * 8 + 4) / size));
   const stepX = every(width, cell, String(width).length);
@@ -132,7 +139,7 @@ function mapPlot(of, group, inside, width, span, number) {
     marginLeft: left, marginTop: 24, marginRight: 4, marginBottom: 4, padding: 0,
     x: {type: "band", domain: [...Array(width).keys()], axis: "top", label: null, tickSize: 0, tickFormat: (d) => (d % stepX === 0 ? String(d) : "")},
     y: {type: "band", domain: [...lines.values()], label: null, tickSize: 0, tickFormat: (d) => String(sites[group.sites[d]].layer)},
-    color: colours, marks,
+    color: colours, marks, style: {fontSize: "11.5px"},
     ariaLabel: `Heat map of ${of.label}, ${group.name}`,
   });
   addHatch(svg, hatch);

@@ -79,7 +79,7 @@ function filterRows() {
     row.hidden = !fits;
     if (fits) shown += 1;
   }
-  document.getElementById("shown").textContent = `${whole(shown)} of ${whole(heads.length)} heads`;
+  document.getElementById("shown").textContent = `${whole(shown)} of ${headCount(heads.length)}`;
 }
 
 function clearFilters() {

@@ -12,15 +12,18 @@ function drawSpread() {
   }
   const ordered = [...there].sort((a, b) => a.mean - b.mean);
   about.textContent = spreadWords(of, ordered);
-  const line = state.order === "value" ? ordered : there;
+  const line = state.order === "layer" ? there : ordered;
   const cut = (value) => Math.min(of.high ?? Infinity, Math.max(of.low ?? -Infinity, value));
   const points = line.map((d, rank) => ({...d, rank, low: cut(d.mean - d.std), high: cut(d.mean + d.std)}));
+  const starts = state.order === "layer" ? points.filter(({at, rank}) => rank === 0 || heads[at].site !== heads[points[rank - 1].at].site) : [];
   const width = Math.max(260, box.clientWidth - 4);
   const svg = charts.plot({
     width, height: width < 520 ? 220 : 280, marginLeft: 48, marginRight: 8, marginTop: 26, marginBottom: 34,
-    x: {type: "linear", domain: [-0.5, points.length - 0.5], label: state.order === "value" ? "heads, smallest first" : "heads, first layer first", ticks: 6, tickFormat: (d) => (Number.isInteger(d) ? String(d) : "")},
+    x: {type: "linear", domain: [-0.5, points.length - 0.5], ...spreadAxis(starts, width, points.length)},
     y: {label: `${of.label}${of.unit ? ` (${of.unit})` : ""}`, nice: true, grid: true},
+    style: {fontSize: "11.5px"},
     marks: [
+      charts.ruleX(starts, {x: ({rank}) => rank - 0.5, stroke: "var(--line)"}),
       charts.ruleX(points, {x: "rank", y1: "low", y2: "high", stroke: "var(--accent)", strokeOpacity: 0.32, strokeWidth: Math.max(1, Math.min(7, (width - 56) / points.length * 0.62)), className: "bars"}),
       charts.dot(points, {x: "rank", y: "mean", r: points.length > 400 ? 1.2 : points.length > 150 ? 2 : 3.2, fill: "var(--accent)", className: "means"}),
       charts.dot(points.filter(({at}) => at === state.selected), {x: "rank", y: "mean", r: 6, stroke: "var(--mark)", strokeWidth: 3}),
@@ -40,6 +43,16 @@ function drawSpread() {
   box.replaceChildren(svg);
 }
 
+/** Ticks count heads by value, or name the layers where each begins. */
+function spreadAxis(starts, width, count) {
+  const few = count <= 12 ? [...Array(count).keys()] : 6;
+  if (!starts.length) return {label: "heads, smallest first", ticks: few, tickFormat: (rank) => String(rank)};
+  const every = Math.ceil(starts.length / (width / 26));
+  const shown = starts.filter((start, line) => line % every === 0);
+  const layer = new Map(shown.map(({at, rank}) => [rank, String(sites[heads[at].site].layer)]));
+  return {label: "layer (its heads in order)", ticks: [...layer.keys()], tickFormat: (rank) => layer.get(rank)};
+}
+
 function spreadWords(of, ordered) {
   const at = (share) => {
     const spot = share * (ordered.length - 1);
@@ -48,6 +61,6 @@ function spreadWords(of, ordered) {
   };
   const rows = state.rows === "special" ? "rows of special tokens" : "rows of real tokens";
   const bounded = of.low !== null || of.high !== null ? ", cut where the measure's range ends" : "";
-  return `${whole(ordered.length)} heads. Smallest ${short(ordered[0].mean)}, quartiles ${short(at(0.25))}, ${short(at(0.5))}, ${short(at(0.75))}, ` +
+  return `${headCount(ordered.length)}. Smallest ${short(ordered[0].mean)}, quartiles ${short(at(0.25))}, ${short(at(0.5))}, ${short(at(0.75))}, ` +
     `largest ${short(ordered[ordered.length - 1].mean)}${unit(of)}. A point is a head's mean over ${rows}; a bar is one standard deviation to each side${bounded}.`;
 }

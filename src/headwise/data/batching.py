@@ -151,6 +151,11 @@ def _rows(passages: Iterator[Passage], encoder: Encoder, plan: _Plan, facts: Fac
         if encoded is None or encoded.tokens == 0:
             facts.skipped_passages += 1
             continue
+        if passage.target is not None and not plan.rules.encoder_decoder:
+            raise InputError(
+                f"{passage.where}: comes with a text for the decoder (target_field), and this model has no "
+                "decoder; leave it out"
+            )
         row = _row(index, passage.where, encoded, encoder, plan, facts)
         if plan.rules.encoder_decoder:
             target = encoded if passage.target is None else encoder.encode(passage.target, target=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from headwise.data import tables
 from headwise.data.files import check_file, inner_suffix, sha256_of
+from headwise.data.memory import restartable
 from headwise.data.plain import SPLITS, read_plain
 from headwise.errors import DataError, InputError
 
@@ -175,16 +176,10 @@ def as_passages(source: Any, *, window: int | None = None, limit: int | None = N
         )
     if isinstance(source, bytes) or not isinstance(source, Iterable):
         raise InputError(f"texts must be a list of strings, and is a {type(source).__name__}")
-    kept = source if isinstance(source, Sequence) else None
-    once = iter(source) if kept is None else iter(())
-    used = False
+    items = restartable(source, "texts")
 
     def start() -> Iterator[Passage]:
-        nonlocal used
-        if kept is None and used:
-            raise InputError("texts came from a generator, which can be read only once; give a list to read it again")
-        used = True
-        for index, text in enumerate(once if kept is None else kept):
+        for index, text in enumerate(items()):
             yield _passage(index, text)
 
     return Passages(start, window=window, limit=limit)

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from headwise.data.batch import Batch
 from headwise.data.files import check_file, inner_suffix, sha256_of
+from headwise.data.memory import restartable
 from headwise.data.tables import json_objects
 from headwise.errors import DataError, InputError
 
 __all__ = ["Example", "ReadyBatch", "ReadyInputs", "as_ready", "read_inputs"]
 
 #: a name -> its list of numbers, of one example
-_SEQUENCES: Final = ("input_ids", "attention_mask", "labels", "token_type_ids", "position_ids")
+_SEQUENCES: Final = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+_NAMES: Final = (*_SEQUENCES, "labels", "decoder_input_ids", "decoder_attention_mask")
 _DECODER: Final = ("decoder_input_ids", "decoder_attention_mask")
 
 
@@ -96,7 +98,7 @@ def _jsonl(path: Path) -> Iterator[Example]:
 def _example(row: Mapping[str, Any], where: str) -> Example:
     values: dict[str, list[int]] = {}
     for name, value in row.items():
-        if name not in (*_SEQUENCES, *_DECODER):
+        if name not in _NAMES:
             continue
         values[name] = _whole_numbers(value, name, where)
     _same_length(values, _SEQUENCES, "input_ids", where)
@@ -183,16 +185,10 @@ def as_ready(source: Any, *, limit: int | None = None) -> ReadyInputs:
         return source
     if isinstance(source, Mapping):
         source = [source]
-    kept = source if isinstance(source, Sequence) else None
-    once = iter(source) if kept is None else iter(())
-    used = False
+    items = restartable(source, "inputs")
 
     def start(_: int) -> Iterator[Example | ReadyBatch | Batch]:
-        nonlocal used
-        if kept is None and used:
-            raise InputError("inputs came from a generator, which can be read only once; give a list to read it again")
-        used = True
-        for index, item in enumerate(once if kept is None else kept):
+        for index, item in enumerate(items()):
             yield _from_memory(item, f"inputs[{index}]")
 
     return ReadyInputs(start, limit=limit)
@@ -209,7 +205,7 @@ def _from_memory(item: Any, where: str) -> Example | ReadyBatch | Batch:
         raise InputError(f"{where} is empty; give a mapping from input names to tensors")
     ids = item.get("input_ids")
     if ids is not None and _flat(ids):
-        unknown = [name for name in item if name not in (*_SEQUENCES, *_DECODER)]
+        unknown = [name for name in item if name not in _NAMES]
         if unknown:
             raise InputError(
                 f"{where} has one example of input_ids, with which {unknown[0]!r} cannot go; give a batch (2-D tensors)"
@@ -240,6 +236,8 @@ def _tensor(value: Any, name: str, where: str) -> Tensor:
                 "example, or pad "
                 f"the rows and give an attention_mask"
             )
+    if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+        raise InputError(f"{where}: {name} holds text; text is given as strings (texts), not as ready inputs")
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

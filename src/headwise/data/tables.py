@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 from headwise.data.files import decoded_lines, open_bytes
 from headwise.errors import DataError
@@ -91,7 +91,12 @@ def _csv(path: Path, separator: str, field: str | None, target: str | None) -> I
     with open_bytes(path) as stream:
         try:
             pieces = pd.read_csv(
-                stream, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig", chunksize=_ROWS_AT_ONCE
+                cast("Any", _Checked(stream, path)),
+                sep=separator,
+                dtype=str,
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                chunksize=_ROWS_AT_ONCE,
             )
             number = 0
             for piece in pieces:
@@ -115,6 +120,23 @@ def _csv(path: Path, separator: str, field: str | None, target: str | None) -> I
             raise DataError(
                 f"{path}: is not UTF-8 ({error.reason}); convert it first, for example with iconv"
             ) from None
+
+
+class _Checked:
+    """A stream of bytes that refuses zero bytes, which the CSV reader would take for an end."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+
+    def read(self, size: int = -1) -> bytes:
+        """The next ``size`` bytes."""
+        held = self._stream.read(size)
+        if b"\x00" in held:
+            raise DataError(f"{self._path}: holds a zero byte, so this is binary data; give a UTF-8 text file")
+        return held
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._stream)
 
 
 def _refuse_numbers(path: Path, name: str, values: Sequence[str]) -> None:

@@ -120,7 +120,9 @@ def _seen(pattern: Tensor) -> Tensor:
     return (pattern > 0).any(1, keepdim=True).expand_as(pattern)
 
 
-def _add_norms(truth: Truth, key: SiteKey, z_BQE: Tensor, model: nn.Module, block: Any, rows: Tensor, pattern: Tensor) -> None:
+def _add_norms(
+    truth: Truth, key: SiteKey, z_BQE: Tensor, model: nn.Module, block: Any, rows: Tensor, pattern: Tensor
+) -> None:
     heads, width = block.query_heads, block.d_v
     z = z_BQE.reshape(pattern.shape[0], pattern.shape[2], heads, width).transpose(1, 2)
     holder = model.get_submodule(block.o_path)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headwise.models import wrap as wrap
     from headwise.report import write_report as write_report
     from headwise.verbs import scan as scan
+    from headwise.verbs import watch as watch
 
     __version__: str
 
@@ -50,6 +51,7 @@ _HOMES = {
     "observe": "headwise.models",
     "read_run": "headwise.artifacts",
     "scan": "headwise.verbs",
+    "watch": "headwise.verbs",
     "wrap": "headwise.models",
     "write_report": "headwise.report",
 }

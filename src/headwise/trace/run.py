@@ -76,8 +76,8 @@ def _join(wishes: Sequence[Wanted]) -> Wanted:
     )
 
 
-def body_of(module: nn.Module, names: Iterable[str]) -> nn.Module:
-    """The smallest part of ``module`` that computes all its attention and accepts the inputs ``names``.
+def body_of(module: nn.Module, names: Iterable[str], attention: Iterable[str]) -> nn.Module:
+    """The smallest part of ``module`` that computes all its ``attention`` (module paths) and accepts the inputs ``names``.
 
     For a language model this is the model without its output head, which saves the logits:
     49,152 of them per token in SmolLM2. Where the part does not take an input by name, the whole
@@ -86,8 +86,10 @@ def body_of(module: nn.Module, names: Iterable[str]) -> nn.Module:
     base = getattr(module, "base_model", None)
     if not isinstance(base, nn.Module) or base is module:
         return module
+    inside = next((path for path, part in module.named_modules() if part is base), "") + "."
     accepted = inspect.signature(base.forward).parameters
-    return base if all(name in accepted for name in names) else module
+    whole = all(path.startswith(inside) for path in attention)
+    return base if whole and all(name in accepted for name in names) else module
 
 
 @contextmanager
@@ -123,14 +125,14 @@ def run(
         What was done in all.
     """
     relay = _Relay(observers)
+    attention = list(model.layout.blocks)
     done = Progress(0, 0)
-    with evaluating(model.module), torch.no_grad(), observe(model, relay, backend=backend) as session:
+    with evaluating(model.module), torch.no_grad(), observe(model, relay, backend=backend):
         for batch in batches:
             relay.batch = batch
             inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
-            body = body_of(model.module, inputs)
+            body = body_of(model.module, inputs, attention)
             extra = {"use_cache": False} if "use_cache" in inspect.signature(body.forward).parameters else {}
-            session.begin_forward()
             body(**inputs, **extra)
             done = Progress(done.batches + 1, done.tokens + batch.tokens)
             if progress is not None:

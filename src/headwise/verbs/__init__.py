@@ -3,3 +3,5 @@
 from headwise.verbs.scan import ScanResult as ScanResult
 from headwise.verbs.scan import scan as scan
 from headwise.verbs.scan import scan_run as scan_run
+from headwise.verbs.watch import Watch as Watch
+from headwise.verbs.watch import watch as watch

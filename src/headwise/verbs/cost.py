@@ -118,7 +118,8 @@ def numbers(model_or_config: Any, *, revision: str | None = None, trust_remote_c
     if isinstance(given, Mapping):
         raise InputError("a config was given as a mapping; give a transformers config, or the folder of config.json")
     raise InputError(
-        f"model_or_config must be a path, a hub id, a transformers config, a model or ModelNumbers, not {type(given).__name__}"
+        "model_or_config must be a path, a hub id, a transformers config, a model or ModelNumbers, "
+        f"not {type(given).__name__}"
     )
 
 
@@ -131,7 +132,7 @@ def _of_model(model: Model) -> ModelNumbers:
     read = numbers_of(model.module, model.name)
     try:
         layout = model.layout
-    except UnsupportedError as error:
+    except (UnsupportedError, InputError) as error:
         why = str(error).partition(";")[0]
         return replace(read, notes=(*read.notes, f"heads are read from the shapes of the weights alone: {why}"))
     return _with_layout(read, layout)
@@ -146,7 +147,7 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout) -> ModelNumbers:
         known = blocks.get(site.block)
         if known is None:
             raise UnsupportedError(
-                f"{site.block}: the forward pass has attention here, but its projections are not understood by the ledger"
+                f"{site.block}: the forward pass has attention here, but the ledger does not understand its projections"
             )
         _agree(known, (block.query_heads, block.kv_heads, block.d_k, block.d_v))
         decoding = site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
@@ -174,6 +175,6 @@ def _agree(known: AttentionNumbers, seen: tuple[int, int, int, int]) -> None:
     shared = known.latent is not None and seen[0] == read[0] and seen[2:] == read[2:]
     if read != seen and not shared:
         raise ModelError(
-            f"{known.block}: the weights have {read[0]} query and {read[1]} key-value heads of width {read[2]} and {read[3]}, "
-            f"but the forward pass shows {seen[0]} and {seen[1]} of {seen[2]} and {seen[3]}"
+            f"{known.block}: the weights have {read[0]} query and {read[1]} key-value heads of width {read[2]} and "
+            f"{read[3]}, but the forward pass shows {seen[0]} and {seen[1]} of {seen[2]} and {seen[3]}"
         )

@@ -120,8 +120,8 @@ def _missing(raw: dict[str, Any], config: Any, where: str) -> Iterator[str]:
     lacking = [] if _parts(config) else list(_lacking(raw, config))
     if lacking:
         raise ModelError(
-            f"{where}: config.json lacks {', '.join(lacking)}, which decide what the model costs; transformers would fill in "
-            f"the defaults of {type(config).__name__}: add them"
+            f"{where}: config.json lacks {', '.join(lacking)}, which decide what the model costs; transformers would "
+            f"fill in the defaults of {type(config).__name__}: add them"
         )
     for name in _parts(config):
         inner = raw.get(name)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.families import is_cross, stack_of
-from headwise.verbs.cost_attention import Found, find_attention, is_matrix, read_shape
+from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful
+from headwise.verbs.cost_shape import read_shape
 
 __all__ = ["numbers_of"]
 
@@ -37,8 +38,9 @@ def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
             "q_proj/k_proj/v_proj, query/key/value, q/k/v, q_lin/k_lin/v_lin and the like, or fused ones called "
             "query_key_value, qkv_proj, c_attn, Wqkv and the like, each with an output projection"
         )
-    sites = _windows(_repeated([_site(root, one) for one in found], config), config)
+    sites, said = _windows(_repeated([_site(root, one) for one in found], config), config)
     rest, notes = _rest(root, found, sites)
+    notes += said + _stateful(root)
     weights = next((weight.dtype for weight in root.parameters() if weight.is_floating_point()), None)
     return ModelNumbers(
         name=name or getattr(config, "name_or_path", "") or kind,
@@ -67,7 +69,7 @@ def _dtype(dtype: Any) -> str | None:
 def _site(root: nn.Module, found: Found) -> AttentionNumbers:
     numbers = read_shape(found)
     kind = "cross" if is_cross(found.path, {}) or bool(getattr(found.module, "is_cross_attention", False)) else "self"
-    causal = _causal(root, found) and kind == "self"
+    causal = _causal(found) and kind == "self"
     stack = stack_of(root, found.path, causal or kind == "cross")
     return replace(
         numbers,
@@ -80,11 +82,10 @@ def _site(root: nn.Module, found: Found) -> AttentionNumbers:
     )
 
 
-def _causal(root: nn.Module, found: Found) -> bool:
-    for name in ("is_causal", "is_decoder"):
-        value = getattr(found.module, name, None)
-        if isinstance(value, bool):
-            return value
+def _causal(found: Found) -> bool:
+    said = [getattr(found.module, name, None) for name in ("is_causal", "is_decoder")]
+    if any(isinstance(value, bool) for value in said):
+        return any(said)
     config = found.config
     if isinstance(getattr(config, "is_decoder", None), bool) and config.is_decoder:
         return True
@@ -113,18 +114,22 @@ def _repeated(sites: list[AttentionNumbers], config: Any) -> list[AttentionNumbe
     return numbered
 
 
-def _windows(sites: list[AttentionNumbers], config: Any) -> list[AttentionNumbers]:
+def _windows(sites: list[AttentionNumbers], config: Any) -> tuple[list[AttentionNumbers], list[str]]:
     """Windows, chunks and shared caches of a decoder's self-attention, from the same source as transformers' cache."""
     from transformers import PreTrainedConfig
     from transformers.cache_utils import get_layer_types_and_kwargs
 
-    decoder = [at for at, site in enumerate(sites) if site.stack == "decoder" and site.kind == "self"]
+    decoder = [at for at, site in enumerate(sites) if site.stack == "decoder" and site.kind == "self" and site.causal]
     if not decoder or not isinstance(config, PreTrainedConfig):
-        return sites
+        return sites, []
     kinds, extras = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
     attending = [(kind, extra) for kind, extra in zip(kinds, extras, strict=True) if _attends(kind)]
     if len(attending) != len(decoder):
-        return sites
+        if not any("sliding_window" in extra for extra in extras):
+            return sites, []
+        return sites, [
+            f"windows are left out: the config speaks of {len(attending)} layers, the model has {len(decoder)}"
+        ]
     out = list(sites)
     for at, (kind, extra) in zip(decoder, attending, strict=True):
         span = extra.get("sliding_window")
@@ -134,7 +139,19 @@ def _windows(sites: list[AttentionNumbers], config: Any) -> list[AttentionNumber
             chunk=span if kind == "chunked_attention" else None,
             shares_cache=kind == "dummy",
         )
-    return out
+    return out, []
+
+
+def _stateful(root: nn.Module) -> list[str]:
+    """Name layers that keep a state instead of keys and values: they have no heads in the ledger's sense."""
+    classes: dict[str, int] = {}
+    for module in root.modules():
+        if is_stateful(module) and any(is_matrix(child) for child in module.children()):
+            classes[type(module).__name__] = classes.get(type(module).__name__, 0) + 1
+    return [
+        f"{count} x {name} keep a state of constant size: their projections are counted, their state is not"
+        for name, count in classes.items()
+    ]
 
 
 def _attends(kind: str) -> bool:
@@ -150,6 +167,7 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
     ours |= {id(one.output) for one in found}
     matrices: dict[str, int] = {}
     skipped: dict[str, int] = {}
+    repeats = round(len(sites) / len(found)) if len(sites) > len(found) else 1
     seen: set[int] = set() if output is None else {id(output)}
     for path, part in root.named_modules():
         weight = getattr(part, "weight", None)
@@ -164,7 +182,7 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
         elif is_matrix(part) or (weight.ndim == 2 and "router" in type(part).__name__.lower()):
             seen.add(id(weight))
             stack = _stack(root, path, sites)
-            matrices[stack] = matrices.get(stack, 0) + weight.numel()
+            matrices[stack] = matrices.get(stack, 0) + weight.numel() * (repeats if "layer_groups" in path else 1)
     experts = sum(weight.numel() for path, weight in root.named_parameters() if _is_expert(path))
     active, notes = _active(root, experts)
     rest = Rest(

@@ -176,3 +176,18 @@ def test_names_of_any_bytes_survive(tmp_path: Path) -> None:
     artifacts.write_run(tmp_path / "run", synthetic_run(table), table)
     assert artifacts.read_run(tmp_path / "run").run["model"]["name"] == name
     assert HeadTable.load(tmp_path / "run").model == name
+
+
+@pytest.mark.parametrize("name", ["heads.json", "run.json"])
+def test_the_format_page_shows_the_pinned_bytes(name: str) -> None:
+    page = (HERE.parents[1] / "docs" / "format.md").read_text("utf-8")
+    assert f"```json\n{(HERE / 'golden' / name).read_text('ascii')}```\n" in page
+
+
+@pytest.mark.parametrize("format", [artifacts.HEADS_FORMAT, artifacts.RUN_FORMAT])
+def test_the_format_page_names_every_key(format: str) -> None:
+    page = (HERE.parents[1] / "docs" / "format.md").read_text("utf-8")
+    schema = artifacts.schema(format)
+    for part in [schema, *schema.get("$defs", {}).values(), *schema["properties"].values()]:
+        for key in part.get("properties", {}):
+            assert f"`{key}`" in page, key

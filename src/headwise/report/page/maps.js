@@ -173,7 +173,7 @@ function makeCells(svg, inside, lines) {
   });
   svg.addEventListener("pointermove", (event) => {
     const found = event.target.closest(".cell");
-    if (found) showTip(Number(found.dataset.at), event.clientX, event.clientY); else hideTip();
+    if (found) showTip(Number(found.dataset.at), found, event.clientX, event.clientY); else hideTip();
   });
   svg.addEventListener("pointerleave", hideTip);
   svg.addEventListener("click", (event) => {
@@ -181,9 +181,7 @@ function makeCells(svg, inside, lines) {
     if (found) select(Number(found.dataset.at));
   });
   svg.addEventListener("focusin", (event) => {
-    if (!event.target.matches(".cell:focus-visible")) return;
-    const {right, bottom} = event.target.getBoundingClientRect();
-    showTip(Number(event.target.dataset.at), right - 8, bottom - 8);
+    if (event.target.matches(".cell:focus-visible")) showTip(Number(event.target.dataset.at), event.target);
   });
   svg.addEventListener("focusout", hideTip);
   svg.addEventListener("keydown", (event) => walk(event, at));

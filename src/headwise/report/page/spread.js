@@ -37,7 +37,7 @@ function drawSpread() {
     const rank = Math.round(scale.invert(x));
     return points[Math.max(0, Math.min(points.length - 1, rank))];
   };
-  svg.addEventListener("pointermove", (event) => showTip(nearest(event).at, event.clientX, event.clientY));
+  svg.addEventListener("pointermove", (event) => showTip(nearest(event).at, svg, event.clientX, event.clientY));
   svg.addEventListener("pointerleave", hideTip);
   svg.addEventListener("click", (event) => select(nearest(event).at));
   box.replaceChildren(svg);

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -43,37 +43,47 @@ class Progress:
 
 
 class _Relay:
-    """Joins the wishes of several observers into one, and hands each its answer."""
+    """Joins the wishes of several observers into one, and hands each its part of the answer."""
 
     def __init__(self, observers: Sequence[BatchObserver]) -> None:
         self.observers = observers
         self.batch: Batch | None = None
-        self._asked: list[tuple[BatchObserver, bool]] = []
+        self._asked: list[tuple[BatchObserver, slice]] = []
 
     def want(self, site: Site, problem: Problem) -> Wanted | None:
         wishes = [(observer, observer.want(site, problem, self.batch)) for observer in self.observers]
-        self._asked = [(observer, wish is not None) for observer, wish in wishes]
-        given = [wish for _, wish in wishes if wish is not None]
+        self._asked, start, given = [], 0, []
+        for observer, wish in wishes:
+            if wish is not None:
+                stop = start + (0 if wish.pairs is None else wish.pairs.shape[0])
+                self._asked.append((observer, slice(start, stop)))
+                start = stop
+                given.append(wish)
         return _join(given) if given else None
 
     def see(self, call: AttentionCall) -> None:
-        for observer, asked in self._asked:
-            if asked:
-                observer.see(call, self.batch)
+        for observer, part in self._asked:
+            observer.see(_only(call, part), self.batch)
 
 
 def _join(wishes: Sequence[Wanted]) -> Wanted:
-    if len(wishes) == 1:
-        return wishes[0]
     pairs = [wish.pairs for wish in wishes if wish.pairs is not None]
-    if len(pairs) > 1:
-        raise NotImplementedError("two observers of one trace both ask for pairs")
+    batch = max((one.shape[1] for one in pairs), default=1)
     return Wanted(
         rows=any(wish.rows for wish in wishes),
         distance=any(wish.distance for wish in wishes),
-        pairs=pairs[0] if pairs else None,
+        pairs=torch.cat([one.expand(-1, batch, -1) for one in pairs]) if pairs else None,
         weights=any(wish.weights for wish in wishes),
     )
+
+
+def _only(call: AttentionCall, part: slice) -> AttentionCall:
+    """The call with the pair weights that one observer asked for."""
+    rows = call.answer.rows
+    if rows is None or rows.pairs is None:
+        return call
+    pairs = rows.pairs[part] if part.stop > part.start else None
+    return replace(call, answer=replace(call.answer, rows=replace(rows, pairs=pairs)))
 
 
 def body_of(module: nn.Module, names: Iterable[str], attention: Iterable[str]) -> nn.Module:

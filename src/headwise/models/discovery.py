@@ -13,10 +13,11 @@ from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.layout import Block, HeadLayout, Projection, Site, SiteKey
 from headwise.models.examples import dummy_inputs, padded
 from headwise.models.families import check_counts, check_groups, find_projections, is_cross, stack_of
+from headwise.models.interface import alone
 from headwise.models.layouts import Discovered
 from headwise.models.masks import CompactMaskError
 from headwise.models.probe import Probe, Record, run_model, tensors_of
-from headwise.models.restore import unchanged
+from headwise.models.restore import eager, unchanged
 from headwise.models.standin import MaskMode
 from headwise.models.static import attention_elsewhere, attention_on_seam, refuse_without_attention
 
@@ -42,11 +43,13 @@ def probe_model(root: nn.Module, example: Mapping[str, Any] | None) -> Discovere
     refuse_without_attention(root)
     check_groups(root)
     inputs = dict(example) if example is not None else dummy_inputs(root)
-    with unchanged(root):
+    with unchanged(root), alone(root.modules()):
         plain = _plain(root, inputs, given=example is not None)
         probe, masks, why = _probe_masks(root, inputs, plain)
+        differs = _eager_differs(root, inputs, plain)
         own_output = probe.returned_weights and not _same_without_weights(root, inputs, plain, masks)
-    layout = _layout(root, probe, masks, why, own_output)
+    facts = _facts(root, masks, why, own_output, differs)
+    layout = _layout(root, probe, facts)
     attention = {path: root.get_submodule(path) for path in probe.paths}
     return Discovered(layout, attention, masks, own_output)
 
@@ -148,7 +151,38 @@ def _same_without_weights(root: nn.Module, inputs: Mapping[str, Any], plain: lis
     return len(plain) == len(outputs) and all(_close(left, right) for left, right in zip(plain, outputs, strict=True))
 
 
-def _layout(root: nn.Module, probe: Probe, masks: MaskMode, why: str, own_output: bool) -> HeadLayout:
+def _eager_differs(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]) -> bool:
+    """Whether the model under transformers' eager attention gives other numbers than under the attention it is set to."""
+    with eager(root) as changed:
+        if not changed:
+            return False
+        try:
+            outputs = tensors_of(run_model(root, inputs))
+        except MODEL_FAILURES:
+            return False
+    return any(
+        left.shape == right.shape and not _close(left, right) for left, right in zip(plain, outputs, strict=False)
+    )
+
+
+def _facts(
+    root: nn.Module, masks: MaskMode, why: str, own_output: bool, differs: bool
+) -> tuple[tuple[str, str], ...]:
+    facts = [("masks", masks if not why else f"{masks}: {why}")]
+    if own_output:
+        facts.append(("output", "computed by the model's own attention function, whose weights it needs"))
+    if differs:
+        facts.append(
+            (
+                "implementations",
+                f"{type(root).__name__} gives other numbers under 'eager' than under the attention implementation it is "
+                "set to; measured is what it computes as it is set",
+            )
+        )
+    return tuple(facts)
+
+
+def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...]) -> HeadLayout:
     sites: list[Site] = []
     blocks: dict[str, Block] = {}
     labels: dict[tuple[str, str], int] = {}
@@ -170,10 +204,7 @@ def _layout(root: nn.Module, probe: Probe, masks: MaskMode, why: str, own_output
         sites.append(Site(key, record.path, layer, record.causal, record.window))
     for block in blocks.values():
         check_counts(root, block.module, block)
-    facts = [("masks", masks if not why else f"{masks}: {why}")]
-    if own_output:
-        facts.append(("output", "computed by the model's own attention function, whose weights it needs"))
-    return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe), facts=tuple(facts))
+    return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe), facts=facts)
 
 
 def _block(root: nn.Module, probe: Probe, record: Record) -> Block:

@@ -135,7 +135,7 @@ def _signal(name: str, config: PretrainedConfig, generator: torch.Generator) -> 
         height, width = (size, size) if isinstance(size, int) else (size[-2], size[-1])
         channels = _within(config, "num_channels", "in_channels", "in_chans") or 3
         frames = _within(config, "num_frames", "frames_per_clip")
-        shape = (_BATCH, channels, height, width)
+        shape: tuple[int, ...] = (_BATCH, channels, height, width)
         if frames and "video" in type(config).__name__.lower():
             shape = (_BATCH, frames, channels, height, width)
         return torch.randn(shape, generator=generator)

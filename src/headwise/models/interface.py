@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
@@ -25,7 +26,7 @@ from headwise.models.masks import CompactMask
 from headwise.models.problems import Call, problem_of
 from headwise.models.standin import own_function
 
-__all__ = ["AttentionCall", "Observer", "Party", "Seen", "attend_as", "check_heads", "delegate", "enrol", "expel"]
+__all__ = ["AttentionCall", "Observer", "Party", "Seen", "alone", "attend_as", "check_heads", "delegate", "enrol", "expel"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,9 @@ class Party(Protocol):
     def gated(self, seen: Seen, output: Tensor) -> Tensor:
         """``output`` (B, Q, H, D_v) times the session's gates."""
 
+    def pause(self, paused: bool) -> None:
+        """Look away, or on again."""
+
 
 @runtime_checkable
 class Taker(Protocol):
@@ -125,6 +129,24 @@ def expel(party: Party | Taker, modules: Iterable[nn.Module]) -> None:
                 _PARTIES[module] = left
             else:
                 _PARTIES.pop(module, None)
+
+
+@contextmanager
+def alone(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, no session that is already running takes part in calls of ``modules`` or counts their passes."""
+    with _LOCK:
+        held = {module: _PARTIES.pop(module) for module in modules if module in _PARTIES}
+        parties = {id(party): party for group in held.values() for party in group if not isinstance(party, Taker)}
+    for party in parties.values():
+        party.pause(True)
+    try:
+        yield
+    finally:
+        for party in parties.values():
+            party.pause(False)
+        with _LOCK:
+            for module, group in held.items():
+                _PARTIES[module] = group
 
 
 _STANDING_IN: dict[str, Callable[..., Any]] = {}

@@ -106,4 +106,4 @@ def output_weight(module: nn.Module, block: Block) -> Tensor:
             f"{projection.parameter}: its input has width {matrix_DE.shape[0]}, but {block.query_heads} heads of width {block.d_v} "
             "were discovered; the model has changed: discover it again"
         )
-    return matrix_DE.unflatten(0, (block.query_heads, block.d_v))
+    return matrix_DE.view(block.query_heads, block.d_v, matrix_DE.shape[1])

@@ -8,6 +8,7 @@ that the model's own implementation expects where that one computes.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -84,6 +85,16 @@ class CompactMask:
         return self
 
     @property
+    def ndim(self) -> int:
+        """Axes of the mask that it describes: (batch, 1, queries, keys)."""
+        return 4
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the mask that it describes."""
+        return torch.Size((self.batch, 1, self.queries, self.keys))
+
+    @property
     def batch(self) -> int:
         """Number of rows in the batch."""
         return int(self.arguments["batch_size"])
@@ -150,11 +161,19 @@ for _name in (
     " eq ne lt le gt ge getitem setitem len iter contains float int index"
 ).split():
     setattr(CompactMask, f"__{_name}__", _touching(f"__{_name}__"))
-CompactMask.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
+CompactMask.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def compact_mask(**arguments: Any) -> CompactMask:
-    """The function registered in ``AttentionMaskInterface``: keep the description."""
+    """The function registered in ``AttentionMaskInterface``: keep the description.
+
+    A model may hand the mask that it has made to a part that makes masks itself; as with a whole mask, it stays.
+    """
+    made = arguments.get("attention_mask")
+    if isinstance(made, CompactMask):
+        return made
+    for name in ("q_offset", "kv_offset"):  # a static cache counts on in the tensor that it gives
+        arguments[name] = int(arguments.get(name, 0))
     return CompactMask(arguments)
 
 
@@ -168,7 +187,7 @@ def _conjuncts(function: MaskFunction) -> Iterator[MaskFunction]:
 
 def _cell(function: MaskFunction, name: str) -> Any:
     """The value that a closure of transformers holds under ``name``."""
-    return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents  # type: ignore[attr-defined]
+    return inspect.getclosurevars(function).nonlocals[name]
 
 
 def _pattern(function: MaskFunction) -> _Pattern:
@@ -199,9 +218,10 @@ def _predicate(functions: tuple[MaskFunction, ...], key_offset: int, vmapped: bo
         if not vmapped:
             answer: Tensor = function(*places)
             return answer
-        flat = [place.reshape(-1) for place in torch.broadcast_tensors(*places)]
+        shape = (batch + head + query + key).shape
+        flat = [place.expand(shape).reshape(-1) for place in places]
         with TransformGetItemToIndex():
             each: Tensor = torch.vmap(function)(*flat)
-        return each.reshape(torch.broadcast_shapes(*(place.shape for place in places)))
+        return each.reshape(shape)
 
     return visible

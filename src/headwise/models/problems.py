@@ -205,14 +205,15 @@ def _without_mask(call: Call, queries: int, keys: int) -> Visible:
     return Visible(causal=True, offset=None if "flash" in call.original else 0, window=window or None)
 
 
-_SPLIT: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_SPLIT: Any = WeakIdKeyDictionary()
 
 
 def _from_additive(mask: Tensor) -> tuple[Visible, Tensor | None]:
     """Split an additive mask into what it hides and what it adds; remembered while the mask lives."""
     known = None if mask.requires_grad else _SPLIT.get(mask)
     if known is not None and known[0] == mask._version:
-        return known[1]  # type: ignore[no-any-return]
+        split: tuple[Visible, Tensor | None] = known[1]
+        return split
     with torch.no_grad():
         hidden = mask <= torch.finfo(mask.dtype).min
         rest = (mask != 0) & ~hidden

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from headwise.models.standin import MaskMode, StandIn, original_of, register
 
-__all__ = ["configs_of", "held", "unchanged"]
+__all__ = ["configs_of", "eager", "held", "unchanged"]
 
 _FIELD: Final = "_attn_implementation_internal"
 _LOCK = threading.RLock()
@@ -93,6 +93,20 @@ def _show(entry: _Held, function_for: Any) -> None:
     name = StandIn(original, masks)
     register(original, masks, function_for(original))
     vars(entry.config)[_FIELD] = name
+
+
+@contextmanager
+def eager(module: nn.Module) -> Iterator[bool]:
+    """Inside, ``module`` runs transformers' eager attention; yields whether that is a change."""
+    configs = [config for config in configs_of(module) if vars(config).get(_FIELD) not in (None, "eager")]
+    before = [(config, vars(config)[_FIELD]) for config in configs]
+    try:
+        for config in configs:
+            vars(config)[_FIELD] = "eager"
+        yield bool(configs)
+    finally:
+        for config, name in before:
+            vars(config)[_FIELD] = name
 
 
 @contextmanager

@@ -79,6 +79,10 @@ class Session:
         """``output`` (B, Q, H, D_v) times this session's gates."""
         return output if self._gates is None else self._gates.apply(seen.site.key, seen.block.query_heads, output)
 
+    def pause(self, paused: bool) -> None:
+        """Look away while the model is probed, or on again."""
+        self._tracker.paused = paused
+
     def check_gates(self) -> None:
         """Raise :class:`GateError` when the model ran and gates did not act."""
         if self._gates is None or self.forwards == 0:

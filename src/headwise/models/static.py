@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 from torch import nn
@@ -17,8 +16,17 @@ _SOFTMAX: Final = frozenset(
 )
 
 
-@cache
-def _on_seam(kind: type) -> bool:
+_ON_SEAM: dict[type, bool] = {}
+_ELSEWHERE: dict[type, bool] = {}
+
+
+def _on_seam(kind: type[nn.Module]) -> bool:
+    if kind not in _ON_SEAM:
+        _ON_SEAM[kind] = _refers_to_seam(kind)
+    return _ON_SEAM[kind]
+
+
+def _refers_to_seam(kind: type[nn.Module]) -> bool:
     for method in methods_of(kind):
         names = code_names(method.__code__)
         if "ALL_ATTENTION_FUNCTIONS" in names:
@@ -30,8 +38,13 @@ def _on_seam(kind: type) -> bool:
     return False
 
 
-@cache
-def _elsewhere(kind: type) -> bool:
+def _elsewhere(kind: type[nn.Module]) -> bool:
+    if kind not in _ELSEWHERE:
+        _ELSEWHERE[kind] = _attends_by_itself(kind)
+    return _ELSEWHERE[kind]
+
+
+def _attends_by_itself(kind: type[nn.Module]) -> bool:
     """Whether a class is called attention and takes a softmax (or torch's attention) by itself."""
     if issubclass(kind, nn.MultiheadAttention):
         return True

@@ -75,18 +75,31 @@ class Tracker:
         self._handles: list[Any] = []
         self._wrapped: list[tuple[nn.Module, Callable[..., Any]]] = []
         self._open = False
+        self.paused = False
 
     def install(self) -> None:
         """Put the hooks in place."""
         self._open = True
-        for module in _holders(self.root, set(self._attention)):
-            self._handles.append(module.register_forward_pre_hook(self._enter))
-            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+        watched = _holders(self.root, set(self._attention))
+        known = {id(module) for module in watched}
+
+        # Functions, not methods: a model that is copied inside a session takes them along, where they do nothing.
+        def enter(module: nn.Module, args: Any) -> None:
+            if self._open and not self.paused and id(module) in known:
+                self._enter(module)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if self._open and not self.paused and id(module) in known:
+                self._leave(module)
+
+        for module in watched:
+            self._handles.append(module.register_forward_pre_hook(enter))
+            self._handles.append(module.register_forward_hook(leave, always_call=True))
         for module in self.root.modules():
             checkpoint = vars(module).get("_gradient_checkpointing_func")
             if checkpoint is not None:
                 self._wrapped.append((module, checkpoint))
-                module._gradient_checkpointing_func = self._following(checkpoint)
+                setattr(module, "_gradient_checkpointing_func", self._following(checkpoint))  # noqa: B010
 
     def remove(self) -> None:
         """Take every hook away; a recomputation that still comes is refused."""
@@ -94,7 +107,7 @@ class Tracker:
         for handle in self._handles:
             handle.remove()
         for module, checkpoint in self._wrapped:
-            module._gradient_checkpointing_func = checkpoint  # type: ignore[assignment]
+            setattr(module, "_gradient_checkpointing_func", checkpoint)  # noqa: B010
         self._handles.clear()
         self._wrapped.clear()
 
@@ -124,12 +137,12 @@ class Tracker:
         if id(module) in self._repeated:
             raise UnsupportedError(
                 f"{type(module).__name__} is called several times in one forward pass, and a checkpoint that headwise does "
-                "not know computes one of the calls again: which one cannot be told; use model.gradient_checkpointing_enable() "
+                "not know computes one of the calls again: which one cannot be told; use model.activation_checkpointing_enable() "
                 "before the block, or no checkpointing"
             )
         return _Pass(max(self.passes - 1, 0), recomputed=True)
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
         stack = self._thread.stack
         if id(module) in stack:  # left open by an interrupt
             del stack[stack.index(id(module)) :]
@@ -140,7 +153,7 @@ class Tracker:
         if now is not None and id(module) in self._attention:
             now.entries[id(module)] = now.entries.get(id(module), 0) + 1
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module) -> None:
         stack = self._thread.stack
         if id(module) in stack:
             del stack[stack.index(id(module)) :]
@@ -153,7 +166,7 @@ class Tracker:
 
         def follow(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             now = self._thread.now
-            if now is None:
+            if now is None or not self._open or self.paused:
                 return checkpoint(function, *args, **kwargs)
             start, ran = now.copy(recomputed=True), False
 

@@ -104,7 +104,7 @@ def _fused(linears: Mapping[str, Linear], q: Tensor, k: Tensor, v: Tensor) -> Pr
         output = output.reshape(*flat.shape[:2], width)
         if _equal(output[..., -kv_heads * d_v :], flat.flatten(2)):
             return Projection(linear.path, linear.transposed, "q|k|v")
-        grouped = output.unflatten(-1, (kv_heads, width // kv_heads))
+        grouped = output.reshape(*flat.shape[:2], kv_heads, width // kv_heads)
         if _equal(grouped[..., -d_v:], flat):
             kind = "(q,k,v) per head" if heads == kv_heads else "(q..,k,v) per group"
             return Projection(linear.path, linear.transposed, kind)

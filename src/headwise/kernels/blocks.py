@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.kernels.masks import Span, cut, has_tensor_rules, hiding_value, key_range, sure_range, visible_block
 from headwise.kernels.problem import Problem
 
-__all__ = ["KEY_BLOCK", "Tile", "TileHidden", "spans", "tiles"]
+__all__ = ["KEY_BLOCK", "Tile", "hides_by_data", "key_blocks", "spans", "tiles"]
 
 #: Keys in a block: key blocks begin at multiples of this.
 KEY_BLOCK = 512
@@ -59,21 +59,22 @@ class Tile:
     def of_queries(self, x_BHQ: Tensor) -> Tensor:
         """The tile's part of a (B, H, Q, ...) tensor, as (batch, groups, share, rows, ...)."""
         part = x_BHQ[slice(*self.batch), slice(*self.heads), slice(*self.rows)]
-        return part.unflatten(1, (-1, self.share))
+        return torch.unflatten(part, 1, (-1, self.share))
 
     def of_keys(self, x_BGKD: Tensor, keys: Span) -> Tensor:
         """The tile's part of a contiguous (B, G, K, D) tensor, as (batch * groups, keys, D)."""
         part = x_BGKD[slice(*self.batch), slice(*self.groups), slice(*keys)]
-        return (
-            part.flatten(0, 1)
-            if part.shape[0] == 1 or part.shape[1] == 1 or part.shape[1] == x_BGKD.shape[1]
-            else part.reshape(-1, *part.shape[2:])
-        )
+        return part.flatten(0, 1)  # a view: a tile has one batch entry, or all groups
 
     def of_added(self, term: Tensor, keys: Span) -> Tensor:
         """The tile's block of an added term or a mask, with five axes (batch, groups, share, rows, keys)."""
         part = cut(term, self.batch, self.heads, self.rows, keys)
-        return part[:, :, None] if part.shape[1] == 1 else part.unflatten(1, (-1, self.share))
+        return split_heads(part, self.share)
+
+
+def split_heads(block: Tensor, share: int) -> Tensor:
+    """(batch, heads or 1, rows, keys) as (batch, groups or 1, share or 1, rows, keys)."""
+    return block[:, :, None] if block.shape[1] == 1 else torch.unflatten(block, 1, (-1, share))
 
 
 def tiles(problem: Problem) -> Iterator[Tile]:
@@ -92,32 +93,28 @@ def tiles(problem: Problem) -> Iterator[Tile]:
                 yield Tile(batch_span, group_span, row_span, share)
 
 
-class TileHidden:
-    """What the queries of a tile may not see, block of keys by block of keys."""
+def hides_by_data(problem: Problem) -> bool:
+    """Whether data can hide a key, and not only its distance from the query."""
+    return has_tensor_rules(problem.visible) or any(hides_some(term) for term in problem.rule.added)
 
-    def __init__(self, problem: Problem, tile: Tile) -> None:
-        self.problem, self.tile = problem, tile
-        self.range = key_range(problem, *tile.rows)
-        self.sure = sure_range(problem, *tile.rows)
-        self.by_data = has_tensor_rules(problem.visible) or any(hides_some(term) for term in problem.rule.added)
 
-    def blocks(self) -> Iterator[tuple[Span, Tensor | None]]:
-        """Key blocks in which something may be seen, in order, each with what it hides.
+def key_blocks(problem: Problem, tile: Tile, by_data: bool) -> Iterator[tuple[Span, Tensor | None]]:
+    """Key blocks in which a query of the tile may see something, in order, each with what it hides.
 
-        The second part is None where nothing is hidden, otherwise bool with five axes, broadcastable to
-        (batch, groups, share, rows, keys), True = hidden.
-        """
-        low, high = self.range
-        for keys in spans(high, KEY_BLOCK, low):
-            if not self.by_data and self.sure[0] <= keys[0] and keys[1] <= self.sure[1]:
-                yield keys, None
-                continue
-            seen = visible_block(self.problem, self.tile.rows, keys, self.tile.batch, self.tile.heads)
-            if seen is None or bool(seen.all()):
-                yield keys, None
-            elif bool(seen.any()):
-                hidden = ~seen
-                yield keys, hidden[:, :, None] if hidden.shape[1] == 1 else hidden.unflatten(1, (-1, self.tile.share))
+    The second part is None where nothing is hidden, otherwise bool with five axes, broadcastable to
+    (batch, groups, share, rows, keys), True = hidden.
+    """
+    low, high = key_range(problem, *tile.rows)
+    sure = sure_range(problem, *tile.rows)
+    for keys in spans(high, KEY_BLOCK, low):
+        if not by_data and sure[0] <= keys[0] and keys[1] <= sure[1]:
+            yield keys, None
+            continue
+        seen = visible_block(problem, tile.rows, keys, tile.batch, tile.heads)
+        if seen is None or (by_data and bool(seen.all())):
+            yield keys, None
+        elif not by_data or bool(seen.any()):
+            yield keys, split_heads(~seen, tile.share)
 
 
 def hides_some(term: Tensor) -> bool:

@@ -20,15 +20,15 @@ __all__ = ["attend", "pattern"]
 
 @dataclass(frozen=True)
 class _Dense:
-    """The dense pattern and what is needed beside it."""
+    """The dense pattern and what is needed beside it: (B, H, Q, K), and (B, H, Q) for lse, alive and sink."""
 
-    scores_BHQK: Tensor
-    own_BHQK: Tensor  # softmax over the keys alone
-    pattern_BHQK: Tensor  # what multiplies V: the sink has taken its share
-    lse_BHQ: Tensor
-    seen_BHQK: Tensor
-    alive_BHQ: Tensor
-    sink_BHQ: Tensor | None
+    scores: Tensor
+    own: Tensor  # softmax over the keys alone
+    pattern: Tensor  # what multiplies V: the sink has taken its share
+    lse: Tensor
+    seen: Tensor
+    alive: Tensor
+    sink: Tensor | None
 
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:
@@ -36,15 +36,15 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
     with torch.autocast(problem.q.device.type, enabled=False):
         dense = _dense(problem)
         v_BHKD = repeat_kv(problem, problem.v.to(problem.compute_dtype))
-        z = weighted_sum(dense.pattern_BHQK, v_BHKD, dense.seen_BHQK).to(problem.q.dtype)
+        z = weighted_sum(dense.pattern, v_BHKD, dense.seen).to(problem.q.dtype)
         rows = _rows(problem, wanted, dense) if wanted.statistics else None
-    return Answer(z, rows, dense.pattern_BHQK.to(problem.q.dtype) if wanted.weights else None)
+    return Answer(z, rows, dense.pattern.to(problem.q.dtype) if wanted.weights else None)
 
 
 def pattern(problem: Problem) -> Tensor:
     """The weights that multiply v, (B, H, Q, K), in q's dtype (the softmax in float32 at least)."""
     with torch.autocast(problem.q.device.type, enabled=False):
-        return _dense(problem).pattern_BHQK.to(problem.q.dtype)
+        return _dense(problem).pattern.to(problem.q.dtype)
 
 
 def _dense(problem: Problem) -> _Dense:
@@ -70,25 +70,25 @@ def _dense(problem: Problem) -> _Dense:
 
 
 def _rows(problem: Problem, wanted: Wanted, dense: _Dense) -> Rows:
-    own_BHQK, alive_BHQ = dense.own_BHQK, dense.alive_BHQ
+    own_BHQK, alive_BHQ = dense.own, dense.alive
     shape = alive_BHQ.shape
     if own_BHQK.shape[-1] == 0:
         max_weight = own_BHQK.new_zeros(shape)
         argmax = torch.full(shape, -1, dtype=torch.int64, device=own_BHQK.device)
     else:
-        argmax = dense.scores_BHQK.argmax(-1)
-        max_weight = dense.pattern_BHQK.gather(-1, argmax[..., None])[..., 0]
+        argmax = dense.scores.argmax(-1)
+        max_weight = dense.pattern.gather(-1, argmax[..., None])[..., 0]
         argmax = argmax.masked_fill(~alive_BHQ, -1)
-    total_BHQ = dense.lse_BHQ
+    total_BHQ = dense.lse
     if problem.rule.sinks is not None:
         total_BHQ = torch.logaddexp(total_BHQ, problem.rule.sinks.to(total_BHQ.dtype).view(1, -1, 1))
     return Rows(
-        lse=dense.lse_BHQ,
+        lse=dense.lse,
         entropy=_entropy(dense),
         max_weight=max_weight,
         argmax=argmax,
-        visible=dense.seen_BHQK.sum(-1),
-        sink=dense.sink_BHQ,
+        visible=dense.seen.sum(-1),
+        sink=dense.sink,
         distance=(own_BHQK * distances(problem).to(own_BHQK.dtype)).sum(-1) if wanted.distance else None,
         pairs=None if wanted.pairs is None else pair_weights(problem, wanted.pairs, total_BHQ),
     )
@@ -96,7 +96,7 @@ def _rows(problem: Problem, wanted: Wanted, dense: _Dense) -> Rows:
 
 def _entropy(dense: _Dense) -> Tensor:
     """-sum p log p with log p taken from the scores, so that p = 0 has gradient 0 and not infinity."""
-    floor = torch.finfo(dense.own_BHQK.dtype).min
-    lse_BHQ1 = dense.lse_BHQ.masked_fill(~dense.alive_BHQ, 0.0)[..., None]
-    log_own_BHQK = (dense.scores_BHQK - lse_BHQ1).masked_fill(~dense.seen_BHQK, 0.0).clamp(min=floor)
-    return (dense.own_BHQK * -log_own_BHQK).sum(-1)
+    floor = torch.finfo(dense.own.dtype).min
+    lse_BHQ1 = dense.lse.masked_fill(~dense.alive, 0.0)[..., None]
+    log_own_BHQK = (dense.scores - lse_BHQ1).masked_fill(~dense.seen, 0.0).clamp(min=floor)
+    return (dense.own * -log_own_BHQK).sum(-1)

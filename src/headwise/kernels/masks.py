@@ -212,7 +212,7 @@ def visible_counts(problem: Problem) -> Tensor:
 
 
 def _counted(problem: Problem) -> Tensor:
-    batch, heads, queries, _ = problem.q.shape
+    batch, _, queries, _ = problem.q.shape
     parts = []
     for start in range(0, queries, _COUNT_ROWS):
         stop = min(start + _COUNT_ROWS, queries)

@@ -61,6 +61,7 @@ def _finite(*tensors: Tensor) -> bool:
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z alone; the problem is one that :func:`refusal` lets pass."""
+    assert not wanted.statistics
     q, k, v, d_v = problem.q, problem.k, problem.v, problem.v.shape[3]
     visible, scale = problem.visible, problem.scale
     if problem.kv_map is not None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.kernels.blocks import Tile, TileHidden, tiles
+from headwise.kernels.blocks import Tile, tiles
 from headwise.kernels.masks import Span
 from headwise.kernels.problem import Problem
-from headwise.kernels.tiled_core import Raw, Scores, gaps
+from headwise.kernels.tiled_core import LOG2_E, Raw, Scores, gaps
 
 __all__ = ["RowGradients", "backward"]
 
@@ -57,6 +57,7 @@ class _Backward:
         self.v = problem.v.contiguous()
         empty = torch.isneginf(raw.lse)
         self.lse = raw.lse.masked_fill(empty, 0.0)
+        self.lse2 = self.lse * LOG2_E
         self.constant = self._constant()
         self.dq = torch.zeros_like(problem.q, memory_format=torch.contiguous_format)
         self.dk = torch.zeros_like(problem.k, memory_format=torch.contiguous_format)
@@ -66,6 +67,7 @@ class _Backward:
             for term, need in zip((rule.bias, rule.additive_mask), needs[3:], strict=True)
         ]
         self.needs = needs
+        self.unit = LOG2_E if rule.softcap is None else 1.0  # what the queries are multiplied by beside the scale
 
     def _constant(self) -> Tensor:
         """The part of a score's gradient that is the same along a row: (B, H, Q)."""
@@ -97,14 +99,14 @@ class _Backward:
         b, g, share, nq = tile.shape
         rows = (b * g, share * nq)
         q = self.scores.queries(tile)
-        lse = tile.of_queries(self.lse).reshape(*rows, 1)
+        lse2 = tile.of_queries(self.lse2).reshape(*rows, 1)
         constant = tile.of_queries(self.constant).reshape(*rows, 1)
         dz = None if self.gradients.z is None else tile.of_queries(self.gradients.z).reshape(*rows, -1)
         dq = torch.zeros_like(q)
-        for keys, hides in TileHidden(self.problem, tile).blocks():
+        for keys, hides in self.scores.blocks(tile):
             t = self.scores.block(tile, q, keys, hides)
             dt = self._score_gradients(tile, t, keys, constant, dz)
-            p = t.sub_(lse).exp_()
+            p = t.sub_(lse2).exp2_()
             if self.strict and hides is not None:
                 p.view(*tile.shape, -1).masked_fill_(hides, 0.0)
             if dz is not None and self.needs[2]:
@@ -117,8 +119,8 @@ class _Backward:
                 dt.mul_(self.scores.slope_of_cap(dt.shape))
             dq.baddbmm_(dt, tile.of_keys(self.scores.k, keys))
             if self.needs[1]:
-                tile.of_keys(self.dk, keys).baddbmm_(dt.mT, q)
-        tile.of_queries(self.dq).copy_(dq.mul_(self.scores.factor).view(*tile.shape, -1))
+                tile.of_keys(self.dk, keys).baddbmm_(dt.mT, q, alpha=1.0 / self.unit)
+        tile.of_queries(self.dq).copy_(dq.mul_(self.scores.factor / self.unit).view(*tile.shape, -1))
 
     def _score_gradients(self, tile: Tile, t: Tensor, keys: Span, constant: Tensor, dz: Tensor | None) -> Tensor:
         """The gradient of the scores after every rule, before the factor p."""
@@ -131,7 +133,7 @@ class _Backward:
         dt.add_(constant)
         if gradients.entropy is not None:
             floor = -(torch.finfo(t.dtype).max ** 0.5)  # a hidden score times a gradient must not overflow: its p is 0
-            dt.addcmul_(t.clamp(min=floor), tile.of_queries(gradients.entropy).reshape(shape), value=-1.0)
+            dt.addcmul_(t.clamp(min=floor), tile.of_queries(gradients.entropy).reshape(shape), value=-1.0 / LOG2_E)
         if gradients.distance is not None:
             far = tile.of_queries(gradients.distance)[..., None]
             dt.view(*tile.shape, -1).addcmul_(gaps(self.problem, tile, keys), far)

@@ -60,7 +60,7 @@ def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
         distance,
     )
     tensors = (problem.q, problem.k, problem.v, rule.bias, rule.additive_mask, visible.key_padding, visible.mask)
-    outputs = dict(zip(_OUTPUTS, _Forward.apply(spec, *tensors), strict=True))
+    outputs = dict(zip(_OUTPUTS, _apply(_Forward, spec, *tensors), strict=True))
     return Raw(**outputs)
 
 
@@ -84,7 +84,7 @@ class _Forward(torch.autograd.Function):
         if all(gradient is None for gradient in gradients[:4]):
             return (None,) * 8
         needs = tuple(ctx.needs_input_grad[1:6])
-        found = _Backward.apply(ctx.spec, needs, *saved, *gradients[:4])
+        found = _apply(_Backward, ctx.spec, needs, *saved, *gradients[:4])
         return (None, *found, None, None)
 
     @staticmethod
@@ -92,7 +92,7 @@ class _Forward(torch.autograd.Function):
         size = info.batch_size
         batch = _batch_of(tensors[0], in_dims[1])
         folded = [_fold(x, dim, size, batch) for x, dim in zip(tensors, in_dims[1:], strict=True)]
-        outputs = _Forward.apply(_folded_spec(spec, batch), *folded)
+        outputs = _apply(_Forward, _folded_spec(spec, batch), *folded)
         return _unfold(outputs, size), tuple(None if x is None else 0 for x in outputs)
 
 
@@ -127,7 +127,7 @@ class _Backward(torch.autograd.Function):
             term = folded[place]
             if term is not None and needs[place]:
                 folded[place] = term.expand(size * batch, *term.shape[1:])
-        outputs = list(_Backward.apply(_folded_spec(spec, batch), needs, *folded))
+        outputs = list(_apply(_Backward, _folded_spec(spec, batch), needs, *folded))
         unfolded = list(_unfold(outputs, size))
         for place in (3, 4):
             given, found = tensors[place], unfolded[place]
@@ -135,6 +135,10 @@ class _Backward(torch.autograd.Function):
                 rows = given.shape[0] if in_dims[2 + place] is None else given.movedim(in_dims[2 + place], 0).shape[1]
                 unfolded[place] = found.sum(1, keepdim=True) if rows == 1 else found
         return tuple(unfolded), tuple(None if x is None else 0 for x in unfolded)
+
+
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
 def _batch_of(q: Tensor | None, dim: int | None) -> int:
@@ -155,7 +159,7 @@ def _fold(x: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | 
 
 
 def _unfold(outputs: Any, size: int) -> tuple[Tensor | None, ...]:
-    return tuple(None if x is None else x.unflatten(0, (size, -1)) for x in outputs)
+    return tuple(None if x is None else torch.unflatten(x, 0, (size, -1)) for x in outputs)
 
 
 def _folded_spec(spec: Spec, batch: int) -> Spec:

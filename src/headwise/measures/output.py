@@ -28,10 +28,11 @@ class ResultNorm:
         factor = self._factors.get(block.module)
         if factor is None:
             factor = self._factors[block.module] = _factor(output_weight(call.module, block)).to(call.z.device)
-        return torch.einsum("bhqd,hdr->bhqr", call.z.float(), factor).norm(dim=-1)
+        norms: Tensor = torch.einsum("bhqd,hdr->bhqr", call.z.float(), factor).norm(dim=-1)
+        return norms
 
 
 def _factor(weight_HDE: Tensor) -> Tensor:
     """L (H, D, R) in float32 with ``|z L| = |z W_O|`` for every z; R is at most D."""
-    upper = torch.linalg.qr(weight_HDE.detach().double().cpu().transpose(1, 2), mode="r").R
+    upper: Tensor = torch.linalg.qr(weight_HDE.detach().double().cpu().transpose(1, 2), mode="r").R
     return upper.transpose(1, 2).float()

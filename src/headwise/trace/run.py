@@ -87,7 +87,7 @@ def _only(call: AttentionCall, part: slice) -> AttentionCall:
 
 
 def body_of(module: nn.Module, names: Iterable[str], attention: Iterable[str]) -> nn.Module:
-    """The smallest part of ``module`` that computes all its ``attention`` (module paths) and accepts the inputs ``names``.
+    """The smallest part of ``module`` with all its ``attention`` (module paths) that accepts the inputs ``names``.
 
     For a language model this is the model without its output head, which saves the logits:
     49,152 of them per token in SmolLM2. Where the part does not take an input by name, the whole

@@ -167,8 +167,9 @@ def attend_as(original: str) -> Callable[..., Any]:
         ) -> tuple[Tensor, Any]:
             if rest:
                 extra |= dict(zip(("dropout", "scaling"), rest, strict=False))
-            call = Call(module, "", query, key, value, attention_mask, original, own_function(module, original), extra)
-            return _answer(call, sys._getframe(1))
+            frame = sys._getframe(1)
+            own = own_function(module, original, frame)
+            return _answer(Call(module, "", query, key, value, attention_mask, original, own, extra), frame)
 
         _STANDING_IN[original] = attend
     return _STANDING_IN[original]

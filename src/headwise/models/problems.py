@@ -5,6 +5,8 @@ Everything that changes the scores is honoured or refused by name; nothing is dr
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -12,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headwise.errors import ModelError, UnsupportedError
 from headwise.kernels.problem import Problem, ScoreRule, Visible
@@ -90,15 +93,16 @@ def _check_arguments(call: Call) -> None:
 
 
 def _reads(function: Callable[..., Any], name: str) -> bool:
-    """Whether ``function`` names the argument or may hand it on to another."""
-    inner = getattr(function, "__wrapped__", function)
-    code = getattr(inner, "__code__", None)
+    """Whether ``function`` names the argument, or does something with arguments that it does not name."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return True
     if name in code.co_varnames or name in code.co_consts:
         return True
-    known = {"sdpa_attention_forward", "eager_attention_forward"}
-    return "kwargs" in code.co_varnames and code.co_name not in known and "eager" not in code.co_name
+    if function is sdpa_attention_forward or not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    return any(step.argval == rest and step.opname.startswith("LOAD") for step in dis.get_instructions(code))
 
 
 def _check_shapes(call: Call) -> tuple[Tensor, Tensor, Tensor]:

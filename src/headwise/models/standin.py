@@ -8,10 +8,10 @@ takes the same branches as without headwise.
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Literal
 
 from torch import nn
@@ -76,18 +76,31 @@ def register(original: str, masks: MaskMode, function: Callable[..., Any]) -> St
     return name
 
 
-def methods_of(kind: type) -> Iterable[FunctionType]:
-    """The functions that a module class defines, up to torch's and transformers' base classes."""
+def methods_of(kind: type) -> Iterator[FunctionType]:
+    """The functions that a module class defines, up to torch's and transformers' base classes, and what they wrap."""
     for owner in kind.__mro__:
         if owner is nn.Module or owner.__name__ == "PreTrainedModel" or owner is object:
             continue
         for value in vars(owner).values():
-            while hasattr(value, "__wrapped__"):
-                value = value.__wrapped__
             if isinstance(value, FunctionType):
-                yield value
+                yield from _unwrapped(value, 3)
 
 
+def _unwrapped(function: FunctionType, depth: int) -> Iterator[FunctionType]:
+    """A function, and the functions that it wraps or closes over."""
+    yield function
+    held = [getattr(function, "__wrapped__", None)]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # an empty cell
+            continue
+    for inner in held:
+        if isinstance(inner, FunctionType) and depth:
+            yield from _unwrapped(inner, depth - 1)
+
+
+@lru_cache(maxsize=4096)
 def code_names(code: CodeType) -> frozenset[str]:
     """Every global or attribute name that the code, or code nested in it, refers to."""
     names = set(code.co_names)
@@ -97,28 +110,38 @@ def code_names(code: CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-def own_function(module: nn.Module, original: str) -> Callable[..., Any]:
+def _places(module: nn.Module, caller: FrameType) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """Code that may name the module's eager function: the caller's first, then its class's."""
+    yield caller.f_code, caller.f_globals
+    for method in methods_of(type(module)):
+        yield method.__code__, method.__globals__
+
+
+def own_function(module: nn.Module, original: str, caller: FrameType) -> Callable[..., Any]:
     """The attention function that ``module`` would call by itself under ``original``.
+
+    Args:
+        module: the attention module.
+        original: the name of its implementation.
+        caller: the code that called the stand-in.
 
     Raises:
         UnsupportedError: the module's own eager function could not be told.
     """
-    for method in methods_of(type(module)):
-        names = code_names(method.__code__)
+    for code, space in _places(module, caller):
+        names = code_names(code)
         if "ALL_ATTENTION_FUNCTIONS" not in names:
             continue
-        table = method.__globals__.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        found = table.get(original)
+        found = space.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS).get(original)
         if found is not None:
             return found  # type: ignore[no-any-return]
-        eager = [method.__globals__[name] for name in sorted(names) if "eager" in name and name in method.__globals__]
-        eager = [function for function in eager if callable(function)]
+        eager = [space[name] for name in sorted(names) if "eager" in name and callable(space.get(name))]
         if len(eager) == 1:
             return eager[0]  # type: ignore[no-any-return]
     found = ALL_ATTENTION_FUNCTIONS.get(original)
     if found is None:
         raise UnsupportedError(
             f"{type(module).__name__}: its own '{original}' attention function was not found in "
-            f"{sys.modules[type(module).__module__].__name__}; switch the model to another attention implementation"
+            f"{type(module).__module__}; switch the model to another attention implementation"
         )
     return found  # type: ignore[no-any-return]

@@ -62,6 +62,63 @@ def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "run.json").exists()
 
 
+def test_an_empty_folder_is_filled_and_not_replaced(tmp_path: Path) -> None:
+    """It may be a mounted volume, or where a shell stands; its mode and identity stay."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(0o770)
+    before = folder.stat()
+    write(folder, report=lambda new: (new / "report.html").write_text("page"))
+    assert (folder.stat().st_ino, folder.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(os.listdir(folder)) == ["heads.json", "report.html", "run.json"]
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename", "report"])
+def test_a_failure_leaves_an_empty_folder_empty(step: str, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    real, calls = os.rename, []
+
+    def second_time(source: Any, target: Any) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            no_space()
+        real(source, target)
+
+    if step != "report":
+        monkeypatch.setattr(_runs.os, step, no_space if step == "fsync" else second_time)
+    with pytest.raises(RunError, match="No space left on device; nothing was changed"):
+        write(folder, report=no_space if step == "report" else None)
+    assert os.listdir(folder) == []
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_what_a_killed_run_left_in_a_folder_is_no_obstacle(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / ".headwise-new-run-abc").mkdir(parents=True)
+    (folder / ".headwise-new-run-abc" / "heads.json").write_text("{")
+    (folder / "heads.json").write_text("{")
+    write(folder)
+    assert sorted(os.listdir(folder)) == ["heads.json", "run.json"]
+
+
+def test_a_mount_point_is_filled_but_never_exchanged(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setattr(_runs.os.path, "ismount", lambda path: Path(path) == folder)
+    write(folder)
+    with pytest.raises(RunError, match="is a mount point, which cannot be replaced in one step; choose a folder in"):
+        artifacts.check_folder(folder, overwrite=True)
+
+
+def test_the_mode_of_a_folder_survives_overwriting(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run")
+    folder.chmod(0o2770)
+    write(folder, OTHER, overwrite=True)
+    assert folder.stat().st_mode & 0o7777 == 0o2770
+
+
 def test_overwrite_replaces_a_finished_run(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", report=lambda new: (new / "report.html").write_text("old"))
     before = snapshot(folder)

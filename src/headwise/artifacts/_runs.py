@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ RUN_FILE: Final = "run.json"
 HEADS_FILE: Final = "heads.json"
 REPORT_FILE: Final = "report.html"
 _OURS: Final = frozenset({RUN_FILE, HEADS_FILE, REPORT_FILE})
+_NEW: Final = ".headwise-new-"
+"""What the name of a folder begins with while a run is written into it."""
 
 
 class Savable(Protocol):
@@ -81,13 +84,23 @@ def check_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
     _recover(path)
     if os.path.lexists(path):
         _check_existing(path, Path(folder), overwrite)
+    place = _place(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.mkdtemp(prefix=".headwise-probe-", dir=path.parent)
+        place.mkdir(parents=True, exist_ok=True)
+        probe = tempfile.mkdtemp(prefix=_NEW, dir=place)
         os.rmdir(probe)
     except OSError as error:
-        raise RunError(f"{folder} cannot be written: {path.parent}: {error.strerror}; choose another folder") from error
+        raise RunError(f"{folder} cannot be written: {place}: {error.strerror}; choose another folder") from error
     return path
+
+
+def _place(path: Path) -> Path:
+    """Where the new run is written: in a folder that is there and empty, or beside the target."""
+    return path if path.is_dir() and not _finished(path) else path.parent
+
+
+def _finished(path: Path) -> bool:
+    return (path / RUN_FILE).exists()
 
 
 def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
@@ -97,11 +110,13 @@ def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
         names = sorted(os.listdir(path))
     except OSError as error:
         raise RunError(f"{said} cannot be read: {error.strerror}") from error
-    if not names:
-        return
-    foreign = [name for name in names if name not in _OURS]
-    if RUN_FILE not in names or not _is_run(path / RUN_FILE):
-        raise RunError(f"{said} exists and is not a headwise run (it holds {names[0]}); choose another folder")
+    foreign = [name for name in names if name not in _OURS and not name.startswith(_NEW)]
+    if RUN_FILE not in names:
+        if foreign:
+            raise RunError(f"{said} exists and is not a headwise run (it holds {foreign[0]}); choose another folder")
+        return  # empty, or left by a run that was killed before it was complete
+    if not _is_run(path / RUN_FILE):
+        raise RunError(f"{said} exists and is not a headwise run (it holds {RUN_FILE}); choose another folder")
     if not overwrite:
         raise RunError(
             f"{said} holds a finished run; choose another folder, or overwrite it (overwrite=True, --overwrite)"
@@ -111,6 +126,8 @@ def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
         raise RunError(
             f"{said} also holds {foreign[0]}{more}, not written by headwise; move it away before overwriting"
         )
+    if os.path.ismount(path):
+        raise RunError(f"{said} is a mount point, which cannot be replaced in one step; choose a folder inside it")
 
 
 def _is_run(file: Path) -> bool:
@@ -132,8 +149,9 @@ def write_run(
 ) -> Path:
     """Write a run folder in one step: run.json, heads.json and, by ``report``, report.html.
 
-    Everything is written into a folder beside the target and renamed at the end. Until then, and
-    after any failure or interruption, what was at the target is untouched.
+    Everything is written into a new folder beside the target, which is renamed at the end; into an empty
+    folder that is there (a mounted volume, say) the files are moved at the end. Until then, and after any
+    failure or interruption, what was at the target is untouched.
 
     Args:
         folder: the target; its parents are made. An empty folder may be there, or a finished run if
@@ -149,7 +167,7 @@ def write_run(
     path = check_folder(folder, overwrite=overwrite)
     documents = {RUN_FILE: encode_document(run), HEADS_FILE: encode_document(table.to_document())}
     try:
-        with _beside(path) as new:
+        with _new_folder(path) as new:
             for name, raw in documents.items():
                 _write_file(new / name, raw)
             if report is not None:
@@ -169,13 +187,13 @@ def _write_file(file: Path, raw: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path``, gone afterwards unless it was renamed."""
-    new = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.headwise-new-", dir=path.parent))
+def _new_folder(path: Path) -> Iterator[Path]:
+    """A new folder for the run, gone afterwards unless it was renamed."""
+    new = Path(tempfile.mkdtemp(prefix=f"{_NEW}{path.name[:100]}-", dir=_place(path)))
     try:
         umask = os.umask(0)
         os.umask(umask)
-        new.chmod(0o777 & ~umask)
+        new.chmod(stat.S_IMODE(path.stat().st_mode) if path.is_dir() else 0o777 & ~umask)
         yield new
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -197,15 +215,39 @@ def _recover(path: Path) -> None:
 
 
 def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
-    if not path.exists() or not os.listdir(path):
-        os.rename(new, path)  # over an empty folder, too
-        return
-    _check_existing(path, said, overwrite)
-    old = _set_aside(path)
-    os.rename(path, old)
+    if os.path.lexists(path):
+        _check_existing(path, said, overwrite)  # again: another run may have finished meanwhile
+    if new.parent == path:
+        _fill(new, path)
+    elif not path.exists():
+        os.rename(new, path)
+    else:
+        _exchange(new, path)
+
+
+def _fill(new: Path, path: Path) -> None:
+    """Move the files into a folder that was there and empty: ``run.json`` last, which makes it a run."""
+    for name in sorted(os.listdir(path)):
+        if path / name != new:  # left by a run that was killed
+            shutil.rmtree(path / name) if name.startswith(_NEW) else os.unlink(path / name)
+    moved = sorted(os.listdir(new), key=lambda name: name == RUN_FILE)
     try:
+        for name in moved:
+            os.rename(new / name, path / name)
+    except BaseException:  # KeyboardInterrupt included: the folder is empty again, whatever happened
+        for name in moved:
+            (path / name).unlink(missing_ok=True)
+        raise
+
+
+def _exchange(new: Path, path: Path) -> None:
+    """Put the new folder in the place of the old one, which goes."""
+    old = _set_aside(path)
+    try:
+        os.rename(path, old)
         os.rename(new, path)
     except BaseException:  # KeyboardInterrupt included: the finished run goes back, whatever happened
-        os.rename(old, path)
+        if not path.exists():
+            os.rename(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -18,9 +19,8 @@ def layout(given: HeadLayout) -> HeadLayout:
     """The layout, if every site has a block and a name of its own, and every block a whole head map."""
     if not isinstance(given, HeadLayout):
         raise InputError(f"layout must be a HeadLayout, not {type(given).__name__}")
-    keys = [site.key for site in given.sites]
-    if len(set(keys)) != len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
+    if len(given.sites) != len({site.key for site in given.sites}):
+        twice = Counter(site.key for site in given.sites).most_common(1)[0][0]
         raise InputError(f"site {twice} ({twice.stack}, {twice.kind}) is in the layout twice")
     for site in given.sites:
         if site.block not in given.blocks:
@@ -47,8 +47,7 @@ def heads(layout: HeadLayout, given: Iterable[HeadId] | None) -> tuple[HeadId, .
         if not 0 <= head.head < widths.get(head.site, 0):
             raise InputError(f"head {head} ({head.site.stack}, {head.site.kind}) is not in the layout")
     if len(set(out)) != len(out):
-        seen: set[HeadId] = set()
-        twice = next(head for head in out if head in seen or seen.add(head))  # type: ignore[func-returns-value]
+        twice = Counter(out).most_common(1)[0][0]
         raise InputError(f"head {twice} is in the table twice")
     return out
 

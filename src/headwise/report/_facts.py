@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -118,9 +117,10 @@ def words(value: Any) -> str:
         return f"{value:,.6g}"
     if isinstance(value, str):
         return value if value else "(empty)"
-    if isinstance(value, list) and all(not isinstance(item, (list, dict)) for item in value):
-        return ", ".join(words(item) for item in value) or "none"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {words(item)}" for key, item in value.items()) or "none"
+    between = "; " if any(isinstance(item, (list, Mapping)) for item in value) else ", "
+    return between.join(words(item) for item in value) or "none"
 
 
 def _backend(entry: Mapping[str, Any], table: HeadTable) -> Backend:

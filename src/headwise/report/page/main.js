@@ -44,7 +44,7 @@ function select(at) {
 function drawGlossary() {
   const list = document.getElementById("glossary");
   for (const of of data.measures) {
-    list.append(element("dt", {}, of.label), element("dd", {}, of.description || "No description.", of.source ? ` (${of.source})` : ""));
+    list.append(element("dt", {}, of.label), element("dd", {}, of.description || "No description.", of.source ? element("span", {class: "sd"}, ` ${of.source}`) : ""));
   }
 }
 

@@ -24,7 +24,7 @@ function drawTable() {
 function tableRow(at) {
   const {site, head} = heads[at];
   const where = sites[site];
-  const pick = element("button", {type: "button", class: "pick", "aria-label": `select ${place(at)}`}, `${where.layer}.${head}`);
+  const pick = element("button", {type: "button", class: "pick", "aria-label": `${where.layer}.${head}: select ${place(at)}`}, `${where.layer}.${head}`);
   const row = element("tr", {"data-at": at, "aria-selected": "false"}, element("td", {class: "words", "data-sort": at}, pick));
   if (severalGroups) row.append(element("td", {class: "words"}, `${where.stack} ${where.kind}`));
   row.append(element("td", {}, String(where.layer)), element("td", {}, String(head)));

@@ -31,6 +31,7 @@ function drawSpread() {
     ariaLabel: `Mean and standard deviation of ${of.label} for each head`,
   });
   svg.setAttribute("role", "img");
+  svg.querySelectorAll("g[aria-label]").forEach((node) => node.removeAttribute("aria-label"));
   const scale = svg.scale ? svg.scale("x") : null;
   const nearest = (event) => {
     const x = event.clientX - svg.getBoundingClientRect().left;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headwise.costs.cache import SiteCache, site_cache, token_elements
 from headwise.costs.dtypes import bytes_of, dtype_name
@@ -14,6 +14,9 @@ from headwise.costs.numbers import AttentionNumbers, ModelNumbers
 from headwise.costs.parameters import BlockParameters, block_parameters
 from headwise.costs.traffic import Traffic, decode_traffic
 from headwise.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Cache", "Ledger", "Parameters", "Phase", "PhaseWork", "Scores", "SiteCost", "ledger"]
 
@@ -143,6 +146,20 @@ class Ledger:
     traffic: Traffic | None
     sites: tuple[SiteCost, ...]
     notes: tuple[str, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """The ledger as plain lists and dictionaries, as ``headwise cost --json`` prints it."""
+        from headwise.costs.document import ledger_document
+
+        return ledger_document(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One line per attention layer."""
+        import pandas as pd
+
+        from headwise.costs.document import site_document
+
+        return pd.DataFrame([site_document(cost) for cost in self.sites])
 
 
 def ledger(

@@ -35,10 +35,11 @@ class AttentionNumbers:
     """One attention computation (a *site*) and the weights that it reads (its *block*).
 
     Attributes:
-        d_model: width of what queries are projected from, and of what W_O writes.
+        d_model: width of what queries are projected from.
         query_heads, kv_heads: H and G.
         d_k, d_v: width of a query/key head and of a value head; free of d_model / H.
         d_context: width of what keys and values are projected from; None is d_model.
+        d_out: width of what W_O writes; None is d_model.
         causal, window: which keys a query sees: with ``causal`` itself and earlier ones, with a
             window of W at most W of them (without ``causal`` all within less than W).
         chunk: queries see only keys of their own chunk of this many positions (Llama 4), or None.
@@ -60,6 +61,7 @@ class AttentionNumbers:
     d_k: int
     d_v: int
     d_context: int | None = None
+    d_out: int | None = None
     causal: bool = True
     window: int | None = None
     chunk: int | None = None
@@ -81,7 +83,7 @@ class AttentionNumbers:
             _at_least(name, getattr(self, name), 1)
         _at_least("query_heads", self.query_heads, 0)
         _at_least("kv_heads", self.kv_heads, 0)
-        for name in ("d_context", "window", "chunk"):
+        for name in ("d_context", "d_out", "window", "chunk"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.qk_norm not in (None, "head", "layer"):
@@ -97,6 +99,11 @@ class AttentionNumbers:
         """Width of what keys and values are projected from."""
         return self.d_model if self.d_context is None else self.d_context
 
+    @property
+    def written(self) -> int:
+        """Width of what W_O writes."""
+        return self.d_model if self.d_out is None else self.d_out
+
 
 @dataclass(frozen=True)
 class Rest:
@@ -109,7 +116,8 @@ class Rest:
         tied: parameters of the output matrix where it is an embedding table as well (counted in
             ``embedding``, not again), else 0.
         head: weights of the output matrix (tied or not); multiplied once per position.
-        matrices: weights of the other matrices that every token of the stack goes through.
+        matrices: weights of the other matrices that every token of a stack goes through, by stack; those
+            that several layers share as often as they are used.
         experts: all weights of expert matrices, of which a token goes through ``active_experts``.
         active_experts: see ``experts``.
         expert_share: experts used per token over experts (the router's top k / number of experts).

@@ -62,7 +62,7 @@ def block_parameters(site: AttentionNumbers) -> BlockParameters:
     heads, groups, d_k, d_v = site.query_heads, site.kv_heads, site.d_k, site.d_v
     bias_q, bias_k, bias_v, bias_o = site.biases
     norms = {None: 0, "head": 2 * d_k, "layer": (heads + groups) * d_k}[site.qk_norm] if heads else 0
-    query_side = d_k * (site.d_model + bias_q) + d_v * site.d_model
+    query_side = d_k * (site.d_model + bias_q) + d_v * site.written
     key_side = d_k * (site.width + bias_k) + d_v * (site.width + bias_v)
     if site.qk_norm == "layer":
         query_side, key_side = query_side + d_k, key_side + d_k
@@ -71,8 +71,8 @@ def block_parameters(site: AttentionNumbers) -> BlockParameters:
         q=site.d_model * heads * d_k,
         k=site.width * groups * d_k,
         v=site.width * groups * d_v,
-        o=heads * d_v * site.d_model,
-        biases=heads * d_k * bias_q + groups * (d_k * bias_k + d_v * bias_v) + site.d_model * bias_o,
+        o=heads * d_v * site.written,
+        biases=heads * d_k * bias_q + groups * (d_k * bias_k + d_v * bias_v) + site.written * bias_o,
         norms=norms,
         others=site.matrices + site.others,
         per_head=query_side + (key_side if own else 0),
@@ -97,10 +97,10 @@ def _latent_parameters(site: AttentionNumbers) -> BlockParameters:
         q=queries,
         k=site.width * down,
         v=latent.kv_rank * heads * up,
-        o=heads * d_v * site.d_model,
-        biases=width_q + down * bias_k + site.d_model * bias_o,
+        o=heads * d_v * site.written,
+        biases=width_q + down * bias_k + site.written * bias_o,
         norms=latent.kv_rank + (latent.q_rank or 0),
         others=site.matrices + site.others,
-        per_head=query_rows + latent.kv_rank * up + d_v * site.d_model,
+        per_head=query_rows + latent.kv_rank * up + d_v * site.written,
         per_group=None,
     )

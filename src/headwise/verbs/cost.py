@@ -17,7 +17,7 @@ from headwise.layout import HeadLayout
 from headwise.models import Model, as_model
 from headwise.verbs.bandwidth import measure_bandwidth
 from headwise.verbs.cost_config import skeleton, skeleton_of_config
-from headwise.verbs.cost_model import numbers_of
+from headwise.verbs.cost_model import keeps_cache, numbers_of
 
 __all__ = ["cost", "numbers", "sweep"]
 
@@ -135,10 +135,10 @@ def _of_model(model: Model) -> ModelNumbers:
     except (UnsupportedError, InputError) as error:
         why = str(error).partition(";")[0]
         return replace(read, notes=(*read.notes, f"heads are read from the shapes of the weights alone: {why}"))
-    return _with_layout(read, layout)
+    return _with_layout(read, layout, keeps_cache(model.module))
 
 
-def _with_layout(read: ModelNumbers, layout: HeadLayout) -> ModelNumbers:
+def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNumbers:
     """Take from the layout what weights do not show: order, repeated calls, masks; refuse where the two disagree."""
     blocks = {site.block: site for site in read.attention}
     sites = []
@@ -150,7 +150,7 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout) -> ModelNumbers:
                 f"{site.block}: the forward pass has attention here, but the ledger does not understand its projections"
             )
         _agree(known, (block.query_heads, block.kv_heads, block.d_k, block.d_v))
-        decoding = site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
+        decoding = keeps and site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
         sites.append(
             replace(
                 known,

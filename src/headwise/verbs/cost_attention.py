@@ -33,6 +33,7 @@ SHARED_NAMES: Final = ("in_proj",)
 #: Signs of layers that keep a state of constant size instead of keys and values.
 STATEFUL_WEIGHTS: Final = ("A_log", "dt_bias")
 STATEFUL_CLASSES: Final = ("linearattention", "lightning", "deltanet", "mamba", "rwkv", "retention", "recurrent")
+STATEFUL_CHILDREN: Final = ("conv1d", "forget_gate")
 #: Names of what multiplies the concatenated heads.
 OUTPUT: Final = (
     "o_proj",
@@ -121,8 +122,12 @@ def find_attention(root: nn.Module) -> Iterator[Found]:
 def is_stateful(module: nn.Module) -> bool:
     """Whether a module mixes positions through a state of constant size (linear attention, state spaces)."""
     own = dict(module.named_parameters(recurse=False))
-    name = type(module).__name__.lower()
-    return any(weight in own for weight in STATEFUL_WEIGHTS) or any(word in name for word in STATEFUL_CLASSES)
+    children = dict(module.named_children())
+    if any(name in own for name in STATEFUL_WEIGHTS) or any(name in children for name in STATEFUL_CHILDREN):
+        return True
+    # What scales scores takes a softmax of them, whatever it is called.
+    named = any(word in type(module).__name__.lower() for word in STATEFUL_CLASSES)
+    return named and not hasattr(module, "scaling")
 
 
 def _fits(children: dict[str, nn.Module], names: tuple[str, str, str]) -> bool:

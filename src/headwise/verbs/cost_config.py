@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from headwise.errors import ModelError
+from headwise.errors import ModelError, UnsupportedError
 from headwise.models.loading.classes import model_class
 from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.folder import Folder
@@ -57,6 +57,9 @@ def skeleton(
         kind, config, notes = model_class(Folder(folder, raw, "safetensors"), where, trust_remote_code)
         notes = [note for note in notes if "was loaded as" not in note]
         notes += list(_missing(raw, config, where))
+        if raw.get("tie_word_embeddings") is False and getattr(config, "tie_word_embeddings", False):
+            # transformers ties the output matrix of T5 whatever the file says; the checkpoint has one of its own.
+            config.tie_word_embeddings = False
         module = _build(kind, config, where)
     return module, notes
 
@@ -68,16 +71,34 @@ def skeleton_of_config(config: Any) -> nn.Module:
         ModelError: the model's class cannot be built from it.
     """
     with silenced():
-        raw = {"model_type": config.model_type}
-        kind, _, _ = _class_of(config, raw)
-        return _build(kind, config, type(config).__name__)
+        return _build(_class_of(config), config, type(config).__name__)
 
 
-def _class_of(config: Any, raw: dict[str, Any]) -> tuple[Any, Any, list[str]]:
-    from headwise.models.loading.classes import _library_class
+def _class_of(config: Any) -> Any:
+    """The class that the config names, else the one whose parameters are published for its family.
 
-    kind, note = _library_class(config, type(config).__name__, gguf=not config.architectures)
-    return kind, raw, [note] if note else []
+    That is the model with its output matrix for those that write text, and the bare model for encoders.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    for name in config.architectures or ():
+        kind = getattr(transformers, name, None)
+        if kind is not None:
+            return kind
+    if getattr(config, "is_encoder_decoder", False):
+        tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
+    elif type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:
+        tables = ()
+    else:
+        tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    for table in (*tables, auto.MODEL_MAPPING):
+        if type(config) in table:
+            found = table[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise UnsupportedError(
+        f"transformers has no model for {type(config).__name__} {config.architectures or ''}; name one in architectures"
+    )
 
 
 def _build(kind: Any, config: Any, where: str) -> nn.Module:

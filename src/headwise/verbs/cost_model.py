@@ -78,8 +78,24 @@ def _site(root: nn.Module, found: Found) -> AttentionNumbers:
         kind=kind,
         stack=stack,
         causal=causal,
-        cached=stack == "decoder" and (causal or kind == "cross"),
+        window=None if causal else _two_sided_window(found),
+        cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root),
     )
+
+
+def keeps_cache(root: nn.Module) -> bool:
+    """Whether a model can keep keys and values between calls: its config says whether it does."""
+    config = getattr(root, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return hasattr(config, "use_cache") or hasattr(text, "use_cache")
+
+
+def _two_sided_window(found: Found) -> int | None:
+    """The window of an encoder's layer: transformers lets it see keys at a distance of up to ``sliding_window``."""
+    if not isinstance(getattr(found.module, "sliding_window", None), int):
+        return None
+    width = _number(found.config, "sliding_window")
+    return None if width is None else int(width) + 1
 
 
 def _causal(found: Found) -> bool:

@@ -272,7 +272,8 @@ def test_special_rows_stand_apart(opened: Any) -> None:
     cell(page, 3).hover()
     assert page.locator("#tip .exact").text_content() == f"exactly {float(table.mean('entropy', 'special')[3])}"
     assert page.locator("#tip .std").text_content().endswith("over 29 special-token rows")
-    page.wait_for_timeout(100)
+    first = list(table.heads).index(table.sort("entropy", rows="special").heads[0])
+    page.wait_for_function(f"Number(document.querySelector('.heads tbody tr').dataset.at) === {first}")
     assert [table.heads[at] for at in ids(page)] == list(table.sort("entropy", rows="special").heads)
 
 

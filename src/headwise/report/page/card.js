@@ -40,7 +40,7 @@ function drawCard() {
     element("p", {}, element("span", {class: "sd"}, severalGroups ? `${where.stack} ${where.kind}-attention; ` : "", facts.join(", "))),
     element("p", {class: "path"}, moduleName(site)),
     element("table", {}, element("tbody", {}, ...lines)),
-    element("p", {class: "hint sd"}, `mean \u00b1 standard deviation over ${whole(most)} ${state.rows === "special" ? "special-token rows" : "rows"}`),
+    element("p", {class: "hint sd"}, `mean \u00b1 standard deviation over ${counts.size > 1 ? "up to " : ""}${whole(most)} ${state.rows === "special" ? "special-token rows" : "rows"}`),
     button,
   );
 }

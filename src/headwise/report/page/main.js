@@ -80,6 +80,6 @@ window.addEventListener("resize", () => {
   if (window.innerWidth === lastWidth) return;
   lastWidth = window.innerWidth;
   cancelAnimationFrame(waiting);
-  waiting = requestAnimationFrame(() => { drawMaps(); drawSpread(); });
+  waiting = requestAnimationFrame(() => { layThumbnails(); drawMaps(); drawSpread(); });
 });
 document.documentElement.dataset.ready = "true";

@@ -4,6 +4,7 @@ const colour = (value, [low, high]) => charts.interpolateViridis(Math.max(0, Mat
 
 function drawThumbnails() {
   const box = document.getElementById("thumbnails");
+  layThumbnails();
   box.replaceChildren(...data.measures.map((of, at) => {
     const range = extent(of);
     const same = range && short(range[0]) === short(range[1]);
@@ -25,6 +26,15 @@ function drawThumbnails() {
     });
     return button;
   }));
+}
+
+/** As many columns as fit, in lines of nearly equal length. */
+function layThumbnails() {
+  const box = document.getElementById("thumbnails");
+  const count = data.measures.length;
+  const fit = Math.max(1, Math.min(count, Math.floor((box.clientWidth + 10) / 112)));
+  const columns = Math.max(Math.ceil(count / Math.ceil(count / fit)), Math.min(fit, 3));
+  box.style.gridTemplateColumns = `repeat(${columns}, minmax(0, ${count < 4 ? "190px" : "1fr"}))`;
 }
 
 /** All heads of all groups, one pixel each, layers from top to bottom. */
@@ -119,7 +129,7 @@ function mapPlot(of, group, inside, width, span, number) {
   const room = Math.max(240, document.getElementById("maps").clientWidth - 6);
   const left = 40;
   const cell = Math.max(11, Math.min(72, Math.floor((room - left - 4) / width)));
-  const tall = Math.max(14, Math.min(30, cell));
+  const tall = Math.max(14, Math.min(group.sites.length <= 12 ? 42 : 30, cell));
   const every = (count, size, letters) => Math.max(1, Math.ceil((letters * 8 + 4) / size));
   const stepX = every(width, cell, String(width).length);
   const lines = new Map(group.sites.map((site, line) => [site, line]));

@@ -325,7 +325,9 @@ class MultiHeadAttention(nn.Module):
         projected = functional.linear(x, W.t(), self.local(f"b_{what}"))
         heads = torch.unflatten(projected, -1, (W.shape[1] // width, width)).transpose(1, 2)
         if self.qk_norm and what != "V":
-            heads = functional.rms_norm(heads, (width,), self.local(f"norm_{what}"), self.eps).to(heads.dtype)
+            norm = self.local(f"norm_{what}")
+            assert norm is not None
+            heads = functional.rms_norm(heads, (width,), norm.to(heads.dtype), self.eps).to(heads.dtype)
         return heads
 
     def _turned(self, heads: Tensor, positions: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headwise import kernels
-from headwise.errors import ShapeError
+from headwise.errors import InputError, ShapeError
 from headwise.kernels.problem import Problem, Rows, ScoreRule, Visible
 from headwise.nn.cache import KVCache, Seen
 from headwise.nn.checks import Call
@@ -141,6 +141,13 @@ def _problem(
     """The call as an attention problem, for the road that drops weights."""
     mask, bias = (_four_axes(_own_heads(layer, t)) for t in (call.mask, call.bias))
     boolean = mask is not None and mask.dtype == torch.bool
+    if mask is not None and not boolean and not torch.compiler.is_compiling():
+        ones = mask == 1
+        if not mask.is_floating_point() or bool(ones.any() & (ones | (mask == 0)).all()):
+            raise InputError(
+                f"mask must be boolean (True = may attend) or floating point (added to the scores), not a number that "
+                f"means yes or no; got {mask.dtype} with 0 and 1. If 1 means keep, pass mask.bool()."
+            )
     visible = Visible(causal=causal, window=window, key_padding=call.key_padding, mask=mask if boolean else None)
     rule = ScoreRule(
         scale=layer.scale, softcap=layer.softcap, bias=bias, sinks=layer.local("sinks"),

@@ -79,7 +79,7 @@ def collate(rows: Sequence[Row], rules: InputRules, *, left: bool = False) -> Ba
         if extra is not None:
             raise DataError(f"{rows[0].where}: has no {extra}, which {row.where} has; all examples need the same names")
     kinds = pad([row.kinds for row in rows], PADDING, left=left, dtype=torch.int8)
-    if left and "position_ids" not in inputs and rules.positions_from == "left":
+    if left and "position_ids" not in inputs and rules.positions_from != "padding_id" and rules.takes("position_ids"):
         inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     decoder_kinds = None
     if rows[0].decoder_kinds is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -23,42 +24,48 @@ _POSITION_TABLES: Final = (
     "pos_embedding",
     "embed_position",
 )
-_NOT_TEXT: Final = ("vision", "visual", "image", "audio", "speech", "pixel", "patch")
+_NOT_TEXT: Final = ("vision", "visual", "image", "video", "audio", "speech", "pixel", "patch", "tower")
+#: the same of word tables, for models that do not say where theirs is
+_WORD_TABLES: Final = ("word_embeddings", "embed_tokens", "wte", "token_embedding", "tok_embeddings")
 
 
 def input_rules(module: nn.Module) -> InputRules:
     """The demands of ``module`` on its input.
 
-    The limit on positions is the size of the table of learned (or tabulated) positions, less what the model keeps
-    free in
-    front of it: 2 rows in RoBERTa, BART and OPT. A model with rotary or relative positions has none; its
+    The limit on positions is the size of the table of learned (or tabulated) positions, less what the model keeps free
+    in front of it: 2 rows in RoBERTa, BART and OPT. A model with rotary or relative positions has none; its
     ``max_position_embeddings`` is the length it was trained for.
     """
     config = getattr(module, "config", None)
-    both = bool(getattr(config, "is_encoder_decoder", False))
-    first = _stack_limit(module, decoder=False if both else None)
-    second = _stack_limit(module, decoder=True) if both else None
     text = _text_config(config)
-    trained = _number(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     accepts = _accepts(module)
-    table, kind, padding = first
-    if table is None and kind == "none":
-        relative = _is_relative(text)
-        trained = None if relative or both else trained
+    both = bool(getattr(config, "is_encoder_decoder", False)) and (accepts is None or "decoder_input_ids" in accepts)
+    table = _table_of(module, decoder=False if both else None)
+    other = _table_of(module, decoder=True) if both else None
+    relative = _is_relative(text)
+    trained = _number(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    padding = table.padding_idx if table is not None else None
     return InputRules(
-        main_input=str(getattr(module, "main_input_name", "input_ids") or "input_ids"),
+        main_input=_main_input(module, accepts),
         accepts=accepts,
         vocabulary=_vocabulary(module, decoder=False),
-        positions=table,
-        trained_length=None if table is not None else trained,
-        positions_from=kind,
+        positions=table.limit if table is not None else None,
+        trained_length=None if table is not None or relative or both else trained,
+        positions_from=table.counted if table is not None else ("none" if relative else "left"),
         padding_id=padding if padding is not None else _padding_id(text),
         encoder_decoder=both,
         decoder_start=_start(module, config) if both else None,
         decoder_vocabulary=_vocabulary(module, decoder=True) if both else None,
-        decoder_positions=second[0] if second is not None else None,
+        decoder_positions=other.limit if other is not None else None,
         float_dtype=next((value.dtype for value in module.parameters() if value.is_floating_point()), None),
     )
+
+
+def _main_input(module: nn.Module, accepts: frozenset[str] | None) -> str:
+    named = str(getattr(module, "main_input_name", None) or "input_ids")
+    if accepts is None or named in accepts:
+        return named
+    return next((name for name in inspect.signature(module.forward).parameters if name in accepts), named)
 
 
 def _accepts(module: nn.Module) -> frozenset[str] | None:
@@ -100,42 +107,52 @@ def _padding_id(config: Any) -> int:
     return value if isinstance(value, int) and value >= 0 else 0
 
 
-def _stack_limit(module: nn.Module, *, decoder: bool | None) -> tuple[int | None, str, int | None]:
-    """(rows of the position table that can be used, how tokens are numbered, the id that numbering skips)."""
-    limits: list[tuple[int, str, int | None]] = []
+@dataclass(frozen=True)
+class _Table:
+    """A table of positions: how many can be used, how tokens are numbered, the id that the numbering skips."""
+
+    limit: int
+    counted: str
+    padding_idx: int | None = None
+
+
+def _table_of(module: nn.Module, *, decoder: bool | None) -> _Table | None:
+    """The smallest table of positions of a stack; None where positions are rotary, relative or computed."""
+    found: list[_Table] = []
     for path, part in module.named_modules():
         names = path.split(".")
         if any(word in name for name in names for word in _NOT_TEXT):
             continue
         if decoder is not None and ("decoder" in names) is not decoder:
             continue
-        if names[-1] in _POSITION_TABLES:
-            found = _table_limit(part)
-            if found is not None:
-                limits.append(found)
-        buffer = part._buffers.get("embed_positions")
-        if buffer is not None and buffer.ndim == 2:
-            limits.append((buffer.shape[0], "left", None))
-        ids = part._buffers.get("position_ids")
-        if ids is not None and ids.ndim == 2 and limits:
-            limits[-1] = (min(limits[-1][0], ids.shape[1]), *limits[-1][1:])
-    if not limits:
-        return None, "none", None
-    return min(limits, key=lambda one: one[0])
+        tables = [_read(child) for name, child in part.named_children() if name in _POSITION_TABLES]
+        numbers = part._buffers.get("position_ids")
+        for table in tables:
+            if table is not None and numbers is not None and numbers.ndim == 2:
+                table = replace(table, limit=min(table.limit, numbers.shape[1]))
+            if table is not None:
+                found.append(table)
+        rotary = part._buffers.get("embed_positions")
+        if rotary is not None and rotary.ndim == 2:
+            found.append(_Table(rotary.shape[0], "left"))
+    return min(found, key=lambda table: table.limit, default=None)
 
 
-def _table_limit(part: nn.Module) -> tuple[int, str, int | None] | None:
+def _read(part: nn.Module) -> _Table | None:
     weight = getattr(part, "weight", None)
-    if not isinstance(part, nn.Embedding) or not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+    if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not hasattr(part, "padding_idx"):
         return None
-    rows = weight.shape[0]
+    if hasattr(part, "make_weight") or hasattr(part, "make_weights"):
+        return None  # sinusoids that grow as needed
+    rows = int(weight.shape[0])
     offset = getattr(part, "offset", None)
     if isinstance(offset, int):
         counted = "mask" if "attention_mask" in inspect.signature(part.forward).parameters else "left"
-        return rows - offset, counted, None
-    if part.padding_idx is not None and type(part) is nn.Embedding:
-        return rows - part.padding_idx - 1, "padding_id", part.padding_idx
-    return rows, "left", None
+        return _Table(rows - offset, counted)
+    padding = part.padding_idx
+    if isinstance(padding, int) and type(part).__name__ in ("Embedding", "QuantEmbedding"):
+        return _Table(rows - padding - 1, "padding_id", padding)
+    return _Table(rows, "left")
 
 
 def _vocabulary(module: nn.Module, *, decoder: bool) -> int | None:
@@ -144,14 +161,20 @@ def _vocabulary(module: nn.Module, *, decoder: bool) -> int | None:
         getter = getattr(module, "get_decoder", None)
         owner = getter() if callable(getter) else module
     getter = getattr(owner, "get_input_embeddings", None)
-    if not callable(getter):
-        return None
     try:
-        found = getter()
+        table = getter() if callable(getter) else None
     except (NotImplementedError, AttributeError):
-        return None
-    weight = getattr(found, "weight", None)
-    if not isinstance(found, nn.Embedding) or not isinstance(weight, torch.Tensor):
+        table = None
+    found = _rows(table)
+    if found is None and isinstance(owner, nn.Module):
+        named = (part for path, part in owner.named_modules() if path.rsplit(".", 1)[-1] in _WORD_TABLES)
+        found = next((rows for rows in map(_rows, named) if rows is not None), None)
+    return found
+
+
+def _rows(table: Any) -> int | None:
+    weight = getattr(table, "weight", None)
+    if not hasattr(table, "padding_idx") or not isinstance(weight, torch.Tensor) or weight.ndim != 2:
         return None
     return int(weight.shape[0])
 

@@ -22,6 +22,7 @@ __all__ = ["app", "run"]
 VERBS: dict[str, str] = {
     "scan": "headwise.cli.scan",
     "cost": "headwise.cli.cost",
+    "lab": "headwise.cli.lab",
 }
 
 PROGRAM = "headwise"

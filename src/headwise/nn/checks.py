@@ -165,7 +165,8 @@ def check(layer: MultiHeadAttention, x: Tensor, context: Tensor | KVCache | None
     if context is None and call.key_padding is not None:
         padding = call.key_padding
         if padding.dtype != torch.bool or tuple(padding.shape) != (batch, tokens):
+            fix = "" if padding.dtype == torch.bool else " Convert a 0/1 mask with key_padding.bool()."
             raise ShapeError(
                 f"key_padding must be bool (batch, tokens) = ({batch}, {tokens}) with True for a real token, but it is "
-                f"{padding.dtype} {tuple(padding.shape)}. Convert a 0/1 mask with key_padding.bool()."
+                f"{padding.dtype} {tuple(padding.shape)}.{fix}"
             )

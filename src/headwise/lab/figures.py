@@ -23,7 +23,6 @@ __all__ = [
     "PURPLE",
     "RED",
     "SKY",
-    "YELLOW",
     "panels",
     "require_matplotlib",
     "save_figure",

@@ -89,11 +89,8 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
         rows = q.reshape(batch, groups, share * queries, width)
         z = scaled_dot_product_attention(rows, k, v, mask, scale=scale)
         return z.reshape(batch, heads, queries, width)
-    parts = []
-    for head in range(share):  # head h reads group h // share: every share-th head meets the groups in order
-        own = mask[:, head::share] if mask is not None and mask.shape[1] > 1 else mask
-        parts.append(scaled_dot_product_attention(q[:, head::share], k, v, own, is_causal=causal, scale=scale))
-    return torch.stack(parts, dim=2).flatten(1, 2)
+    k, v = (torch.repeat_interleave(x, share, dim=1) for x in (k, v))  # small beside queries x keys
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
 def _without_hidden(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,12 +108,12 @@ class _Backward:
             dt = self._score_gradients(tile, t, keys, constant, dz)
             p = t.sub_(lse2).exp2_()
             if self.strict and hides is not None:
-                p.view(*tile.shape, -1).masked_fill_(hides, 0.0)
+                p.view(*tile.shape, -1).masked_fill_(hides(), 0.0)
             if dz is not None and self.needs[2]:
                 tile.of_keys(self.dv, keys).baddbmm_(p.mT, dz)
             dt.mul_(p)
             if self.strict and hides is not None:
-                dt.view(*tile.shape, -1).masked_fill_(hides, 0.0)
+                dt.view(*tile.shape, -1).masked_fill_(hides(), 0.0)
             self._add_terms(tile, dt, keys)
             if self.problem.rule.softcap is not None:
                 dt.mul_(self.scores.slope_of_cap(dt.shape))

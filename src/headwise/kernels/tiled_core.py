@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.kernels.blocks import KEY_BLOCK, Tile, hides_by_data, key_blocks, tiles
+from headwise.kernels.blocks import KEY_BLOCK, Hidden, Tile, hides_by_data, key_blocks, tiles
 from headwise.kernels.masks import Span
 from headwise.kernels.problem import Problem
 
@@ -71,7 +71,7 @@ class Scores:
             kept = self.scratch[name] = self.k.new_empty(size)
         return kept[:size].view(shape)
 
-    def blocks(self, tile: Tile) -> Iterator[tuple[Span, Tensor | None]]:
+    def blocks(self, tile: Tile) -> Iterator[tuple[Span, Hidden | None]]:
         """The key blocks of a tile, each with what it hides; see :func:`key_blocks`."""
         return key_blocks(self.problem, tile, self.by_data)
 
@@ -82,7 +82,7 @@ class Scores:
         torch.mul(tile.of_queries(self.problem.q), self.factor, out=q)
         return q.view(b * g, share * rows, -1)
 
-    def block(self, tile: Tile, q: Tensor, keys: Span, hides: Tensor | None) -> Tensor:
+    def block(self, tile: Tile, q: Tensor, keys: Span, hides: Hidden | None) -> Tensor:
         """Scores (batch * groups, share * rows, keys): scaled, capped, biased, hidden ones at the floor."""
         rule = self.problem.rule
         scores = self.buffer("scores", *q.shape[:2], keys[1] - keys[0])
@@ -101,19 +101,19 @@ class Scores:
             scores.clamp_(min=hidden_score(scores.dtype))
         return scores
 
-    def _hide(self, view: Tensor, tile: Tile, keys: Span, hides: Tensor) -> None:
+    def _hide(self, view: Tensor, tile: Tile, keys: Span, hides: Hidden) -> None:
         low = hidden_score(view.dtype)
         if self.strict:  # what is hidden may be NaN, which no sum removes
-            view.masked_fill_(hides, low)
+            view.masked_fill_(hides(), low)
             return
         # Adding the floor is much quicker than filling, and swallows every finite score.
         if self.by_data:
-            view.add_(torch.zeros_like(hides, dtype=view.dtype).masked_fill_(hides, low))
+            view.add_(_floor_of(hides(), view))
             return
         place = (tile.rows[0] - keys[0], tile.rows[1] - tile.rows[0], keys[1] - keys[0])
         floor = self.floors.get(place)
         if floor is None:
-            floor = self.floors[place] = torch.zeros_like(hides, dtype=view.dtype).masked_fill_(hides, low)
+            floor = self.floors[place] = _floor_of(hides(), view)
         view.add_(floor)
 
     def slope_of_cap(self, shape: torch.Size) -> Tensor:
@@ -122,6 +122,11 @@ class Scores:
         assert cap is not None
         tanh = self.buffer("capped", *shape)
         return tanh.square_().neg_().add_(1.0).mul_(cap)
+
+
+def _floor_of(hides: Tensor, like: Tensor) -> Tensor:
+    """0 where a key is seen, the hidden score where it is not."""
+    return torch.zeros_like(hides, dtype=like.dtype).masked_fill_(hides, hidden_score(like.dtype))
 
 
 def gaps(problem: Problem, tile: Tile, keys: Span) -> Tensor:

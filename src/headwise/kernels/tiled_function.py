@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from headwise.kernels.problem import Predicate, Problem, ScoreRule, Visible
+from headwise.kernels.problem import Problem
 from headwise.kernels.tiled_backward import RowGradients, backward
 from headwise.kernels.tiled_core import Raw, forward
+from headwise.kernels.tiled_op import attend_traced
+from headwise.kernels.tiled_spec import OUTPUTS, Spec
 
-__all__ = ["Spec", "attend_core"]
-
-#: Tensors of a problem in the order in which the functions below take them.
-_TENSORS = ("q", "k", "v", "bias", "additive_mask", "key_padding", "mask")
-_OUTPUTS = ("z", "lse", "entropy", "distance", "max_score", "argmax")
-
-
-@dataclass(frozen=True)
-class Spec:
-    """All of a problem that is no tensor, and what is wanted."""
-
-    causal: bool
-    window: int | None
-    offset: int
-    predicate: Predicate | None
-    scale: float
-    softcap: float | None
-    statistics: bool
-    distance: bool
-
-    def problem(self, *tensors: Tensor | None) -> Problem:
-        """The problem that these tensors and this spec make."""
-        q, k, v, bias, additive_mask, key_padding, mask = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        visible = Visible(self.causal, self.window, self.offset, key_padding, mask, self.predicate)
-        return Problem(q, k, v, visible, ScoreRule(self.scale, self.softcap, bias, None, additive_mask))
+__all__ = ["attend_core"]
 
 
 def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
@@ -60,15 +36,16 @@ def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
         distance,
     )
     tensors = (problem.q, problem.k, problem.v, rule.bias, rule.additive_mask, visible.key_padding, visible.mask)
-    outputs = dict(zip(_OUTPUTS, _apply(_Forward, spec, *tensors), strict=True))
-    return Raw(**outputs)
+    if torch.compiler.is_compiling() or problem.q.is_meta or isinstance(problem.q, FakeTensor):
+        return attend_traced(spec, *tensors)
+    return Raw(**dict(zip(OUTPUTS, _apply(_Forward, spec, *tensors), strict=True)))
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(spec: Spec, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         raw = forward(spec.problem(*tensors), statistics=spec.statistics, distance=spec.distance)
-        return tuple(getattr(raw, name) for name in _OUTPUTS)
+        return tuple(getattr(raw, name) for name in OUTPUTS)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:

@@ -1,0 +1,130 @@
+"""The tiled road as torch operators, so that ``torch.compile`` and ``torch.export`` see one call and no loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.tiled_backward import RowGradients, backward
+from headwise.kernels.tiled_core import Raw, forward
+from headwise.kernels.tiled_spec import OUTPUTS, Spec
+
+__all__ = ["attend_traced"]
+
+
+@torch.library.custom_op("headwise::tiled", mutates_args=())
+def _tiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    additive_mask: Tensor | None,
+    key_padding: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    window: int | None,
+    offset: int,
+    scale: float,
+    softcap: float | None,
+    statistics: bool,
+    distance: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    spec = Spec(causal, window, offset, None, scale, softcap, statistics, distance)
+    problem = spec.problem(q, k, v, bias, additive_mask, key_padding, mask)
+    raw = forward(problem, statistics=statistics, distance=distance)
+    nothing = raw.lse.new_empty(0)
+    found = (getattr(raw, name) for name in OUTPUTS)
+    z, lse, entropy, far, top, where = (nothing.clone() if x is None else x for x in found)
+    return z, lse, entropy, far, top, where if statistics else where.long()
+
+
+@_tiled.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    q, _, v = inputs[:3]
+    statistics, distance = inputs[12:]
+    row = q.shape[:3]
+    return (
+        q.new_empty(*row, v.shape[3]),
+        q.new_empty(row),
+        q.new_empty(row if statistics else (0,)),
+        q.new_empty(row if distance else (0,)),
+        q.new_empty(row),
+        q.new_empty(row if statistics else (0,), dtype=torch.int64),
+    )
+
+
+@torch.library.custom_op("headwise::tiled_backward", mutates_args=())
+def _tiled_backward(
+    tensors: list[Tensor],
+    present: list[bool],
+    needs: list[bool],
+    causal: bool,
+    window: int | None,
+    offset: int,
+    scale: float,
+    softcap: float | None,
+) -> list[Tensor]:
+    given = iter(tensors)
+    inputs = [next(given) if here else None for here in present]
+    spec = Spec(causal, window, offset, None, scale, softcap, False, False)
+    z, lse, entropy, far, *gradients = inputs[7:]
+    assert z is not None
+    assert lse is not None
+    raw = Raw(z, lse, lse, entropy, None, far)
+    found = backward(spec.problem(*inputs[:7]), raw, RowGradients(*gradients), tuple(needs))
+    return [x for x in found if x is not None]
+
+
+@_tiled_backward.register_fake
+def _(tensors: list[Tensor], present: list[bool], needs: list[bool], *options: Any) -> list[Tensor]:
+    del options
+    given = iter(tensors)
+    inputs = [next(given) if here else None for here in present]
+    return [x.new_empty(x.shape) for x, need in zip(inputs[:5], needs, strict=True) if x is not None and need]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.options = inputs[7:12]
+    ctx.statistics, ctx.distance = inputs[12:]
+    ctx.mark_non_differentiable(*output[4:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:7], *output[:4])
+
+
+def _gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    grads = list(gradients[:4])
+    if not ctx.statistics:
+        saved[9], grads[2] = None, None
+    if not ctx.distance:
+        saved[10], grads[3] = None, None
+    everything = [*saved, *grads]
+    needs = [bool(need) and x is not None for need, x in zip(ctx.needs_input_grad[:5], saved, strict=False)]
+    if all(gradient is None for gradient in grads):
+        return (None,) * 14
+    present = [x is not None for x in everything]
+    found = iter(_tiled_backward([x for x in everything if x is not None], present, needs, *ctx.options))
+    return (*(next(found) if need else None for need in needs), *(None,) * 9)
+
+
+_tiled.register_autograd(_gradients, setup_context=_setup)
+
+
+def attend_traced(spec: Spec, *tensors: Tensor | None) -> Raw:
+    """One pass as one operator; the spec has no predicate."""
+    outputs: tuple[Tensor, ...] = _tiled(
+        *tensors,
+        spec.causal,
+        spec.window,
+        spec.offset,
+        spec.scale,
+        spec.softcap,
+        spec.statistics,
+        spec.distance,
+    )
+    z, lse, entropy, far, top, where = outputs
+    if not spec.statistics:
+        return Raw(z, lse, top)
+    return Raw(z, lse, top, entropy, where, far if spec.distance else None)

@@ -14,7 +14,7 @@ from tiny_models import edit_config, edit_weights, without
 from transformers import AutoModel, LlamaForCausalLM
 from transformers.utils import logging as library
 
-from headwise.errors import InputError
+from headwise.errors import InputError, ModelError
 from headwise.models import Model, as_model, load, weight_hash, wrap
 
 Copy = Callable[[str], Path]
@@ -164,6 +164,27 @@ def test_from_the_hub_cache(saved: Path, tmp_path: Path) -> None:
     assert (model.source.kind, model.source.revision, model.name) == ("hub", commit, "someone/small")
     assert model.tokenizer is not None
     assert load("someone/small", cache_dir=tmp_path, revision=commit).source.revision == commit
+
+
+def test_incomplete_copy_in_the_hub_cache(saved: Path, tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--someone--small" / "snapshots" / commit
+    shutil.copytree(saved / "bert", snapshot)
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no weights .*run `hf download someone/small`"):
+        load("someone/small", cache_dir=tmp_path, revision=commit)
+
+
+def test_hub_copy_that_is_known_to_lack_files(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that are missing may be ones that nobody needs."""
+    import huggingface_hub
+    from huggingface_hub.errors import IncompleteSnapshotError
+
+    def partial(*args: object, **options: object) -> str:
+        raise IncompleteSnapshotError("README.md is missing", snapshot_path=str(saved / "bert"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", partial)
+    assert load("someone/small").source.kind == "hub"
 
 
 def test_a_folder_of_the_name_wins_over_the_cache(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

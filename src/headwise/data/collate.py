@@ -169,14 +169,19 @@ def from_ready(batch: ReadyBatch, first: int, rules: InputRules) -> Batch:
         check.length(
             tensors["decoder_input_ids"].shape[1], rules.decoder_positions, where, what="decoder tokens", cut=False
         )
-    inputs = {name: _cast(value, rules) for name, value in tensors.items()}
+    inputs = {
+        name: value.to(torch.int64) if name.endswith("attention_mask") else _cast(value, rules, name, where)
+        for name, value in tensors.items()
+    }
     count = next(iter(tensors.values())).shape[0]
     tokens = sum(int((part == TOKEN).sum()) for part in (rows, decoder_rows) if part is not None)
     return Batch(inputs, tuple(range(first, first + count)), rows, decoder_rows, tokens)
 
 
-def _cast(value: Tensor, rules: InputRules) -> Tensor:
+def _cast(value: Tensor, rules: InputRules, name: str, where: str) -> Tensor:
     if value.is_floating_point():
+        if not bool(torch.isfinite(value).all()):
+            raise DataError(f"{where}: {name} holds values that are not finite (NaN or infinity)")
         return value if rules.float_dtype is None else value.to(rules.float_dtype)
     return value if value.dtype == torch.bool else value.to(torch.int64)
 
@@ -203,6 +208,8 @@ def _rows_of(tensors: dict[str, Tensor], main: str, mask_name: str, where: str) 
             f"{where}: {mask_name} must have the shape of {main}, {tuple(ids.shape[:2])}, and has {tuple(mask.shape)}"
         )
     shown = mask.to("cpu") != 0
+    if not bool((mask.to("cpu").to(torch.float64) == shown).all()):
+        raise DataError(f"{where}: {mask_name} holds values other than 0 and 1; 1 marks a real token and 0 padding")
     if not bool(shown.any(-1).all()):
         row = int((~shown.any(-1)).nonzero()[0])
         raise DataError(

@@ -300,14 +300,19 @@ TABLE: list[Row] = [
     (
         lambda: layer()(X, key_padding=PADDING[:, :2]),
         ShapeError,
-        "key_padding must be bool (batch, tokens) = (2, 3) with True for a real token, but it is torch.bool "
-        "(2, 2). Convert a 0/1 mask with key_padding.bool().",
+        "key_padding must be bool (batch, tokens) = (2, 3) with True for a real token, but it is torch.bool (2, 2).",
     ),
     (
         lambda: layer(dropout=0.5)(X, mask=torch.tril(torch.ones(3, 3))),
         InputError,
         "mask must be boolean (True = may attend) or floating point (added to the scores), not a number that "
         "means yes or no; got torch.float32 with 0 and 1. If 1 means keep, pass mask.bool().",
+    ),
+    (
+        lambda: layer(dropout=0.5)(X, backend="tiled"),
+        InputError,
+        "backend='tiled' cannot drop weights: in training with dropout the layer makes them itself. Leave "
+        "backend out, or call layer.eval() first.",
     ),
     (
         lambda: layer().results(X, rows=True),

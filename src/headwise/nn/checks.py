@@ -155,6 +155,11 @@ def check(layer: MultiHeadAttention, x: Tensor, context: Tensor | KVCache | None
             "positions change nothing in a layer without rotary. Add learned positions to x yourself, or make the "
             "layer with rotary=True."
         )
+    if layer.training and layer.dropout > 0 and call.backend not in (None, "eager"):
+        raise InputError(
+            f"backend={call.backend!r} cannot drop weights: in training with dropout the layer makes them itself. "
+            f"Leave backend out, or call layer.eval() first."
+        )
     batch, tokens = x.shape[:2]
     if call.positions is not None:
         _check_positions("positions", call.positions, batch, tokens)

@@ -24,7 +24,7 @@ from headwise.kernels.problem import Problem, Wanted
 __all__ = ["dropped"]
 
 #: Weights that one block may hold, over all rows and heads.
-BLOCK = 1 << 22
+BLOCK = 1 << 25
 
 
 def _rows_of(tensor: Tensor | None, start: int, stop: int) -> Tensor | None:
@@ -49,7 +49,7 @@ def _block(problem: Problem, start: int, stop: int) -> Problem:
 
 
 def _attend(problem: Problem, p: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    weights = kernels.run(replace(problem, q=q, k=k, v=v), Wanted(weights=True)).weights
+    weights = kernels.run(replace(problem, q=q, k=k, v=v), Wanted(weights=True), backend="eager").weights
     assert weights is not None
     weights_BGRQK = torch.unflatten(functional.dropout(weights, p), 1, (k.shape[1], -1))
     return torch.matmul(weights_BGRQK.to(v.dtype), v[:, :, None]).flatten(1, 2)

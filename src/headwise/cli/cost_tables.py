@@ -88,14 +88,22 @@ def _ledger_parts(book: Ledger) -> Iterator[RenderableType]:
     yield Text(numbers.name, style="bold")
     for line in _shapes(book.sites):
         yield Text(line)
-    source = f", {book.source:,} on the encoder's side" if book.source else ""
-    yield Text(f"batch {book.batch:,}, context {book.context:,}{source}; {book.dtype}, cache {book.cache_dtype}")
+    yield Text(_setting(book))
     yield Text("")
     yield _parameters(book)
     yield Text("")
     yield _operations(book)
     yield Text("")
     yield _memory(book)
+
+
+def _setting(book: Ledger) -> str:
+    """Sizes and dtypes of the run that is accounted for."""
+    if not any(cost.site.stack == "decoder" for cost in book.sites):
+        return f"batch {book.batch:,}, length {book.source:,}; {book.dtype}"
+    source = f", {book.source:,} on the encoder's side" if book.source else ""
+    cache = f", cache {book.cache_dtype}" if book.cache.bytes else ""
+    return f"batch {book.batch:,}, context {book.context:,}{source}; {book.dtype}{cache}"
 
 
 def _shapes(sites: Sequence[SiteCost]) -> Iterator[str]:
@@ -170,7 +178,8 @@ def _operations(book: Ledger) -> Table:
         [work.attention.visible_scores + work.attention.visible_mixing for work in works],
     )
     row("rest of the model", [work.rest for work in works])
-    row("output matrix", [work.output or None for work in works])
+    if any(work.output for work in works):
+        row("output matrix", [work.output for work in works])
     row("sum, full", [work.full for work in works])
     row("sum, visible pairs only", [work.visible for work in works])
     if any(work.absorbed is not None for work in works):

@@ -57,11 +57,18 @@ def skeleton(
         kind, config, notes = model_class(Folder(folder, raw, "safetensors"), where, trust_remote_code)
         notes = [note for note in notes if "was loaded as" not in note]
         notes += list(_missing(raw, config, where))
-        if raw.get("tie_word_embeddings") is False and getattr(config, "tie_word_embeddings", False):
-            # transformers ties the output matrix of T5 whatever the file says; the checkpoint has one of its own.
-            config.tie_word_embeddings = False
         module = _build(kind, config, where)
+        if raw.get("tie_word_embeddings") is False and config.tie_word_embeddings:
+            _untie(module)
     return module, notes
+
+
+def _untie(module: nn.Module) -> None:
+    """Give the output matrix weights of its own: transformers ties that of T5 whatever config.json says."""
+    get = getattr(module, "get_output_embeddings", None)
+    output = get() if callable(get) else None
+    if output is not None:
+        output.weight = nn.Parameter(torch.empty_like(output.weight), requires_grad=False)
 
 
 def skeleton_of_config(config: Any) -> nn.Module:

@@ -268,6 +268,32 @@ def test_something_between_the_heads_and_the_projection_is_named() -> None:
         output_weight(model, block)
 
 
+def test_an_adapter_on_the_output_projection_is_named() -> None:
+    """Its weight alone would not be what the heads are multiplied by."""
+
+    class Adapted(nn.Module):
+        def __init__(self, base_layer: nn.Linear) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+            self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.base_layer(hidden) + self.up(self.down(hidden))
+
+    model = LlamaModel(LlamaConfig(**SMALL, num_hidden_layers=1, num_attention_heads=4)).eval()
+    model.layers[0].self_attn.o_proj = Adapted(model.layers[0].self_attn.o_proj)
+    block = next(iter(discover(model).blocks.values()))
+    assert block.o is None
+    assert "an adapter on layers.0.self_attn.o_proj stands between" in dict(block.unknown)["o"]
+
+
+def test_half_precision_is_judged_by_its_own_rounding() -> None:
+    config = LlamaConfig(**SMALL, num_hidden_layers=2, num_attention_heads=4)
+    for dtype in (torch.bfloat16, torch.float16):
+        layout = discover(LlamaModel(config).eval().to(dtype))
+        assert dict(layout.facts) == {"masks": "compact"}
+
+
 def test_stacks_kinds_and_labels(tiny_t5: nn.Module) -> None:
     keys = [(site.key.stack, site.key.kind, site.layer, site.causal) for site in discover(tiny_t5).sites]
     assert keys == [

@@ -153,10 +153,11 @@ def _compare(probe: Probe, plain: list[Tensor], outputs: list[Tensor]) -> None:
 def _close(left: Tensor, right: Tensor) -> bool:
     if not left.is_floating_point():
         return True
+    allowed = {torch.bfloat16: 1e-1, torch.float16: 1e-2}.get(left.dtype, 1e-3)
     left, right = left.double(), right.double()
     finite = torch.isfinite(left) & torch.isfinite(right)
     scale = left[finite].abs().max().item() if bool(finite.any()) else 0.0
-    return bool(((left - right)[finite].abs() <= 1e-3 * scale + 1e-6).all())
+    return bool(((left - right)[finite].abs() <= allowed * scale + 1e-6).all())
 
 
 def _same_without_weights(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode) -> bool:

@@ -135,7 +135,8 @@ def observe(
     """Inside the block, ``observer`` sees every attention call of the model, and ``gates`` act on its heads.
 
     Sessions nest: gates multiply, and every observer is asked. What wants nothing costs nothing: such calls are
-    computed by the model's own attention function.
+    computed by the model's own attention function. A row that may see no key (a padding row on the left) has z = 0, as
+    under ``sdpa``; transformers' ``eager`` gives such rows a mean of values that nothing reads.
 
     Args:
         model: a loaded or wrapped model, or the module itself.

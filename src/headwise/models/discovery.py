@@ -155,7 +155,9 @@ def _close(left: Tensor, right: Tensor) -> bool:
         return True
     allowed = {torch.bfloat16: 1e-1, torch.float16: 1e-2}.get(left.dtype, 1e-3)
     left, right = left.double(), right.double()
-    finite = torch.isfinite(left) & torch.isfinite(right)
+    finite = torch.isfinite(left)
+    if not torch.equal(finite, torch.isfinite(right)):
+        return False
     scale = left[finite].abs().max().item() if bool(finite.any()) else 0.0
     return bool(((left - right)[finite].abs() <= allowed * scale + 1e-6).all())
 

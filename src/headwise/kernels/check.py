@@ -120,7 +120,7 @@ def _check_rule(problem: Problem) -> None:
                 f"softcap must be above 0 (scores become softcap * tanh(score / softcap)); got {rule.softcap}."
                 " Use None for no soft cap."
             )
-    for name, term in (("bias", rule.bias), ("additive_mask", rule.additive_mask)):
+    for name, term in (("bias", rule.bias), ("the additive mask", rule.additive_mask)):
         if term is not None:
             if not isinstance(term, Tensor) or not term.dtype.is_floating_point:
                 got = term.dtype if isinstance(term, Tensor) else type(term).__name__

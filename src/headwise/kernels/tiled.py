@@ -54,18 +54,14 @@ def _prepared(problem: Problem) -> Problem:
 
 
 def _rows(problem: Problem, wanted: Wanted, work: Problem, raw: Raw) -> Rows:
-    total, sink = raw.lse, None
+    total, sink, max_weight = raw.lse, None, torch.exp(raw.peak)
     if problem.rule.sinks is not None:
         sinks_1H1 = problem.rule.sinks.to(total.dtype).view(1, -1, 1)
         total = torch.logaddexp(raw.lse, sinks_1H1)
         sink = torch.sigmoid(sinks_1H1 - raw.lse)
+        max_weight = max_weight * torch.sigmoid(raw.lse - sinks_1H1)
     assert raw.entropy is not None
     assert raw.argmax is not None
-    if raw.lse.requires_grad:
-        # The largest weight as the weight of a pair: differentiable without keeping any block.
-        max_weight = pair_weights(work, raw.argmax[None], total)[0]
-    else:
-        max_weight = torch.exp(raw.max_score - total.masked_fill(torch.isneginf(total), 0.0))
     return Rows(
         lse=raw.lse,
         entropy=raw.entropy,

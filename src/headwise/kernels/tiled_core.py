@@ -22,11 +22,17 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Raw:
-    """What one pass yields, over the keys alone (no sinks): (B, H, Q) each, z (B, H, Q, D_v)."""
+    """What one pass yields, over the keys alone (no sinks): (B, H, Q) each, z (B, H, Q, D_v).
+
+    Attributes:
+        peak: log of the largest weight.
+        top: the largest score, in units of log 2, as the backward pass needs it.
+    """
 
     z: Tensor
     lse: Tensor
-    max_score: Tensor
+    peak: Tensor
+    top: Tensor
     entropy: Tensor | None = None
     argmax: Tensor | None = None
     distance: Tensor | None = None
@@ -143,22 +149,24 @@ class _Forward:
         q, v = problem.q, problem.v
         self.problem, self.statistics, self.distance = problem, statistics, distance
         self.v = v.contiguous()
-        self.dirty = not bool(torch.isfinite(v.sum()))
-        if self.dirty:
+        self.marks: Tensor | None = None  # where values are NaN, infinite, minus infinite
+        if not bool(torch.isfinite(v.sum())):
             self.v = torch.where(torch.isfinite(v), v, 0.0)
+            self.marks = torch.cat([v.isnan(), v.isposinf(), v.isneginf()], dim=-1).to(v.dtype)
         self.scores = Scores(problem, strict=not bool(torch.isfinite(problem.k.sum() + q.sum())))
         self.local = torch.arange(KEY_BLOCK, device=v.device, dtype=v.dtype)
         batch, heads, queries, _ = q.shape
         row = (batch, heads, queries)
         self.z = q.new_zeros(*row, v.shape[3])
         self.lse = q.new_full(row, -torch.inf)
-        self.max_score = q.new_full(row, -torch.inf)
+        self.peak = q.new_full(row, -torch.inf)
+        self.top = q.new_full(row, hidden_score(q.dtype))
         self.entropy = q.new_zeros(row) if statistics else None
         self.argmax = torch.full(row, -1, dtype=torch.int64, device=q.device) if statistics else None
         self.far = q.new_zeros(row) if distance else None
 
     def raw(self) -> Raw:
-        return Raw(self.z, self.lse, self.max_score, self.entropy, self.argmax, self.far)
+        return Raw(self.z, self.lse, self.peak, self.top, self.entropy, self.argmax, self.far)
 
     def run(self, tile: Tile) -> None:
         """One tile over all its keys."""
@@ -166,6 +174,8 @@ class _Forward:
         online = _Online(self, (q.shape[0], q.shape[1]), tile)
         for keys, hides in self.scores.blocks(tile):
             online.add(self.scores.block(tile, q, keys, hides), keys)
+            if self.marks is not None:
+                online.mark(self.marks, keys, hides)
         online.store()
 
 
@@ -180,6 +190,7 @@ class _Online:
         self.total = new(rows, 0.0)  # sum of p
         self.slope = new(rows, 0.0)  # sum of p * (score - top), in units of log 2: never positive
         self.far = new(rows, 0.0)  # sum of p * |i - j|
+        self.met: Tensor | None = None  # how many values that are NaN, infinite, minus infinite a row sees
         self.where = torch.full(rows, -1, dtype=torch.int64, device=state.z.device) if state.statistics else None
         if state.distance:
             i = torch.arange(*tile.rows, device=state.z.device, dtype=state.z.dtype) + state.problem.offset
@@ -206,6 +217,14 @@ class _Online:
             total.addcmul_(self.total, shrink)
             self.sums.mul_(shrink[..., None]).baddbmm_(weights, self.tile.of_keys(state.v, keys))
         self.total, self.slope, self.far, self.top = total, slope, far, top
+
+    def mark(self, marks: Tensor, keys: Span, hides: Hidden | None) -> None:
+        """Count the values that are not finite and that each row sees; the hidden ones count for nothing."""
+        seen = self.total.new_ones(*self.tile.shape, keys[1] - keys[0])
+        if hides is not None:
+            seen.masked_fill_(hides(), 0.0)
+        met = torch.bmm(seen.view(*self.total.shape, -1), self.tile.of_keys(marks, keys))
+        self.met = met if self.met is None else self.met + met
 
     def _raise(self, scores: Tensor, keys: Span) -> Tensor:
         """The new running maximum; the place of the largest score where it rose."""
@@ -245,14 +264,18 @@ class _Online:
         empty = self.top <= hidden_score(state.z.dtype)
 
         def put(target: Tensor, value: Tensor, nothing: float) -> None:
-            tile.of_queries(target).copy_(value.masked_fill_(empty, nothing).view(tile.shape))
+            tile.of_queries(target).copy_(value.masked_fill(empty, nothing).view(tile.shape))
 
         z = self.sums.div_(self.total[..., None]).masked_fill_(empty[..., None], 0.0)
+        if self.met is not None:
+            for met, value in zip(self.met.chunk(3, dim=-1), (torch.nan, torch.inf, -torch.inf), strict=True):
+                z += torch.zeros_like(z).masked_fill_(met > 0, value)
         tile.of_queries(state.z).copy_(z.view(*tile.shape, -1))
         natural = self.top / LOG2_E
         spread = self.total.log()
         put(state.lse, natural + spread, -torch.inf)
-        put(state.max_score, natural, -torch.inf)
+        put(state.peak, -spread, -torch.inf)
+        put(state.top, self.top, hidden_score(state.z.dtype))
         if state.entropy is not None and self.where is not None and state.argmax is not None:
             put(state.entropy, spread - self.slope / (self.total * LOG2_E), 0.0)
             tile.of_queries(state.argmax).copy_(self.where.masked_fill_(empty, -1).view(tile.shape))

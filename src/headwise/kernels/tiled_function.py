@@ -38,7 +38,7 @@ def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
     tensors = (problem.q, problem.k, problem.v, rule.bias, rule.additive_mask, visible.key_padding, visible.mask)
     if torch.compiler.is_compiling() or problem.q.is_meta or isinstance(problem.q, FakeTensor):
         return attend_traced(spec, *tensors)
-    return Raw(**dict(zip(OUTPUTS, _apply(_Forward, spec, *tensors), strict=True)))
+    return spec.raw(*_apply(_Forward, spec, *tensors))
 
 
 class _Forward(torch.autograd.Function):
@@ -52,16 +52,16 @@ class _Forward(torch.autograd.Function):
         spec, *tensors = inputs
         ctx.spec = spec
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output[4:] if x is not None))
-        ctx.save_for_backward(*tensors, *output[:4])
+        ctx.mark_non_differentiable(*(x for x in output[5:] if x is not None))
+        ctx.save_for_backward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
-        if all(gradient is None for gradient in gradients[:4]):
+        if all(gradient is None for gradient in gradients[:5]):
             return (None,) * 8
         needs = tuple(ctx.needs_input_grad[1:6])
-        found = _apply(_Backward, ctx.spec, needs, *saved, *gradients[:4])
+        found = _apply(_Backward, ctx.spec, needs, *saved, *gradients[:5])
         return (None, *found, None, None)
 
     @staticmethod
@@ -76,11 +76,8 @@ class _Forward(torch.autograd.Function):
 class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(spec: Spec, needs: tuple[bool, ...], *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        z, lse, entropy, distance, dz, dlse, dentropy, ddistance = tensors[7:]
-        assert z is not None
-        assert lse is not None
-        raw = Raw(z, lse, lse, entropy, None, distance)
-        return backward(spec.problem(*tensors[:7]), raw, RowGradients(dz, dlse, dentropy, ddistance), needs)
+        raw = spec.raw(*tensors[7:14])
+        return backward(spec.problem(*tensors[:7]), raw, RowGradients(*tensors[14:]), needs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:

@@ -30,14 +30,14 @@ def _tiled(
     softcap: float | None,
     statistics: bool,
     distance: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     spec = Spec(causal, window, offset, None, scale, softcap, statistics, distance)
     problem = spec.problem(q, k, v, bias, additive_mask, key_padding, mask)
     raw = forward(problem, statistics=statistics, distance=distance)
     nothing = raw.lse.new_empty(0)
     found = (getattr(raw, name) for name in OUTPUTS)
-    z, lse, entropy, far, top, where = (nothing.clone() if x is None else x for x in found)
-    return z, lse, entropy, far, top, where if statistics else where.long()
+    z, lse, entropy, far, peak, top, where = (nothing.clone() if x is None else x for x in found)
+    return z, lse, entropy, far, peak, top, where if statistics else where.long()
 
 
 @_tiled.register_fake
@@ -50,6 +50,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
         q.new_empty(row),
         q.new_empty(row if statistics else (0,)),
         q.new_empty(row if distance else (0,)),
+        q.new_empty(row),
         q.new_empty(row),
         q.new_empty(row if statistics else (0,), dtype=torch.int64),
     )
@@ -65,15 +66,13 @@ def _tiled_backward(
     offset: int,
     scale: float,
     softcap: float | None,
+    statistics: bool,
+    distance: bool,
 ) -> list[Tensor]:
     given = iter(tensors)
     inputs = [next(given) if here else None for here in present]
-    spec = Spec(causal, window, offset, None, scale, softcap, False, False)
-    z, lse, entropy, far, *gradients = inputs[7:]
-    assert z is not None
-    assert lse is not None
-    raw = Raw(z, lse, lse, entropy, None, far)
-    found = backward(spec.problem(*inputs[:7]), raw, RowGradients(*gradients), tuple(needs))
+    spec = Spec(causal, window, offset, None, scale, softcap, statistics, distance)
+    found = backward(spec.problem(*inputs[:7]), spec.raw(*inputs[7:14]), RowGradients(*inputs[14:]), tuple(needs))
     return [x for x in found if x is not None]
 
 
@@ -86,24 +85,23 @@ def _(tensors: list[Tensor], present: list[bool], needs: list[bool], *options: A
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.options = inputs[7:12]
-    ctx.statistics, ctx.distance = inputs[12:]
-    ctx.mark_non_differentiable(*output[4:])
+    ctx.options = inputs[7:]
+    ctx.mark_non_differentiable(*output[5:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:7], *output[:4])
+    ctx.save_for_backward(*inputs[:7], *output)
 
 
 def _gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-    saved = list(ctx.saved_tensors)
-    grads = list(gradients[:4])
-    if not ctx.statistics:
-        saved[9], grads[2] = None, None
-    if not ctx.distance:
-        saved[10], grads[3] = None, None
-    everything = [*saved, *grads]
-    needs = [bool(need) and x is not None for need, x in zip(ctx.needs_input_grad[:5], saved, strict=False)]
+    saved, grads = list(ctx.saved_tensors), list(gradients[:5])
+    *_, statistics, distance = ctx.options
+    if not statistics:
+        grads[2] = None
+    if not distance:
+        grads[3] = None
     if all(gradient is None for gradient in grads):
         return (None,) * 14
+    needs = [bool(need) and x is not None for need, x in zip(ctx.needs_input_grad[:5], saved[:5], strict=True)]
+    everything = [*saved, *grads]
     present = [x is not None for x in everything]
     found = iter(_tiled_backward([x for x in everything if x is not None], present, needs, *ctx.options))
     return (*(next(found) if need else None for need in needs), *(None,) * 9)
@@ -124,7 +122,4 @@ def attend_traced(spec: Spec, *tensors: Tensor | None) -> Raw:
         spec.statistics,
         spec.distance,
     )
-    z, lse, entropy, far, top, where = outputs
-    if not spec.statistics:
-        return Raw(z, lse, top)
-    return Raw(z, lse, top, entropy, where, far if spec.distance else None)
+    return spec.raw(*outputs)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headwise.kernels.problem import Predicate, Problem, ScoreRule, Visible
+from headwise.kernels.tiled_core import Raw
 
 __all__ = ["OUTPUTS", "Spec"]
 
-#: What a pass yields, in the order in which functions hand it over; the first four have gradients.
-OUTPUTS = ("z", "lse", "entropy", "distance", "max_score", "argmax")
+#: What a pass yields, in the order in which functions hand it over; the first five have gradients.
+OUTPUTS = ("z", "lse", "entropy", "distance", "peak", "top", "argmax")
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,15 @@ class Spec:
         assert v is not None
         visible = Visible(self.causal, self.window, self.offset, key_padding, mask, self.predicate)
         return Problem(q, k, v, visible, ScoreRule(self.scale, self.softcap, bias, None, additive_mask))
+
+    def raw(self, *outputs: Tensor | None) -> Raw:
+        """A pass's outputs by name, from the order of ``OUTPUTS``; what was not wanted is None."""
+        named = dict(zip(OUTPUTS, outputs, strict=True))
+        z, lse, peak, top = (named[name] for name in ("z", "lse", "peak", "top"))
+        assert z is not None
+        assert lse is not None
+        assert peak is not None
+        assert top is not None
+        if not self.statistics:
+            return Raw(z, lse, peak, top)
+        return Raw(z, lse, peak, top, named["entropy"], named["argmax"], named["distance"] if self.distance else None)

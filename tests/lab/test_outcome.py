@@ -21,6 +21,7 @@ def outcome(value: float = 0.5) -> Outcome:
         quantities={"far": Quantity("far", (value, 2.0), "m", "how far")},
         stated=(check,),
         conditioned=(),
+        headline="0.5 m",
         finding="It is not far.",
         series={"x": [1, 2], "y": [0.123456789, math.inf]},
         seconds=1.25,
@@ -45,7 +46,7 @@ def test_numbers_that_json_has_no_word_for_become_null() -> None:
     assert math.isnan(Outcome.from_dict(saved).stated[0].value)
 
 
-@pytest.mark.parametrize("field", ["name", "verdict", "quantities", "stated", "series"])
+@pytest.mark.parametrize("field", ["name", "verdict", "headline", "quantities", "stated", "series"])
 def test_a_missing_field_is_refused(field: str) -> None:
     saved = outcome().to_dict()
     del saved[field]

@@ -92,6 +92,7 @@ def test_a_small_run_gives_a_whole_outcome(name: str) -> None:
     assert outcome.size == "small"
     assert {check.threshold for check in outcome.stated} == set(experiment.rule.stated)
     assert len(outcome.finding) > 100
+    assert 20 < len(outcome.headline) < 180
     json.dumps(outcome.to_dict(), allow_nan=False)
     for quantity in outcome.quantities.values():
         assert quantity.meaning, quantity.name

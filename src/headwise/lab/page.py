@@ -123,7 +123,7 @@ def page_text(outcomes: Sequence[Outcome], facts: dict[str, Any]) -> str:
     lines = [_INTRODUCTION, "| claim | verdict | what we measured |", "|---|---|---|"]
     for outcome in outcomes:
         entry = find(outcome.name)
-        lines.append(f"| [{entry.title}](#{outcome.name}) | {_verdict(outcome)} | {_headline(outcome)} |")
+        lines.append(f"| [{entry.title}](#{outcome.name}) | {_verdict(outcome)} | {outcome.headline} |")
     lines += [*(_section(number, outcome) for number, outcome in enumerate(outcomes, 1)), _footer(outcomes, facts)]
     return "\n".join(lines)
 
@@ -134,15 +134,6 @@ def _verdict(outcome: Outcome) -> str:
     if outcome.verdict is Verdict.CONDITION:
         words += f": {definition(outcome.name).rule.condition}"
     return words
-
-
-def _headline(outcome: Outcome) -> str:
-    """The number that decided: the first broken threshold, or the first one kept."""
-    checks = [*outcome.stated, *outcome.conditioned]
-    if outcome.verdict is not Verdict.HOLDS:
-        checks = [check for check in checks if not check.kept] or checks
-    quantity = outcome.quantities[checks[0].threshold.quantity]
-    return f"{quantity.meaning}: {quantity.text()}"
 
 
 def _section(number: int, outcome: Outcome) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.kernels import attention
 from headwise.lab.experiment import Experiment, Findings
-from headwise.lab.figures import BLUE, GREEN, GREY, MARKERS, ORANGE, RED, panels
+from headwise.lab.figures import BLUE, GREEN, GREY, MARKERS, ORANGE, RED, number_axis, panels
 from headwise.lab.outcome import Literature
 from headwise.lab.rule import Rule, Threshold
 from headwise.lab.sampling import generator
@@ -122,6 +122,11 @@ def measure(seed: int, size: str) -> Findings:
         **{f"stream {g}": [median[g, n]["stream"] for n in contexts] for g in KV_HEADS},
         "compute": [flops(n) / peak for n in contexts],
     }
+    q = found.quantities
+    found.headline = (
+        f"decode time over reading time: {q['over_bound_32'].mean:.2f}, {q['over_bound_8'].mean:.2f} and"
+        f" {q['over_bound_1'].mean:.1f} with 32, 8 and 1 KV heads"
+    )
     found.finding = _finding(found, longest, median)
     return found
 
@@ -157,6 +162,7 @@ def draw(figure: Figure, series: Mapping[str, Any]) -> None:
         series["contexts"], [1e3 * t for t in series["compute"]], "--", base=2, color=GREY, label="FLOPs at peak"
     )
     left.set_yscale("log", base=10)
+    number_axis(left.xaxis, series["contexts"])
     left.set(title="One step (dotted: reading the cache once)", xlabel="cached tokens", ylabel="ms")
     left.legend()
     places = range(len(KV_HEADS))

@@ -238,6 +238,12 @@ def measure(seed: int, size: str) -> Findings:
         "final": last[0].tolist(),
         "losses": runs[0].losses,
     }
+    q = found.quantities
+    found.headline = (
+        f"{q['emerged'].mean:.3g} of {len(ROLES)} jobs find a head; of {LAYERS * HEADS} heads"
+        f" {q['jobless'].text().removesuffix(' heads')} without a job, {q['sharing'].text().removesuffix(' heads')}"
+        " with another head's"
+    )
     found.finding = _finding(found)
     return found
 

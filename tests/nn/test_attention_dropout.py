@@ -44,6 +44,16 @@ def test_blocks_of_queries_change_nothing(block, rules):
         assert_close(one, other)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_scores_take_torchs_road_with_the_same_answer(causal):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, h, 11, 5).double() for h in (6, 3, 3))
+    plain = Problem(q, k, v, Visible(causal=causal), ScoreRule(scale=0.3))
+    assert_close(dropped(plain, 0.0), dropped(plain, 0.0, block=1))
+    wide = Problem(q, k, v, Visible(causal=causal, window=11), ScoreRule(scale=0.3))  # the window hides nothing
+    assert_close(dropped(plain, 0.0), dropped(wide, 0.0))
+
+
 def test_the_backward_pass_drops_the_same_weights():
     p = problem()
     torch.manual_seed(3)

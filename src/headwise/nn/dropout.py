@@ -1,6 +1,6 @@
 """Attention dropout for training: weights are dropped after the softmax, block by block over queries.
 
-The weights exist for one block of queries at a time and are made again in the backward pass from the same random
+Where the scores are plain and few, torch's own attention drops. Elsewhere the weights exist for one block of queries at a time and are made again in the backward pass from the same random
 state (``torch.utils.checkpoint``), so memory stays linear in the length. What is returned to the user, rows or
 weights, is the pattern before dropout.
 
@@ -55,9 +55,31 @@ def _attend(problem: Problem, p: float, q: Tensor, k: Tensor, v: Tensor) -> Tens
     return torch.matmul(weights_BGRQK.to(v.dtype), v[:, :, None]).flatten(1, 2)
 
 
+def _torch_can(problem: Problem) -> bool:
+    """Whether torch's own attention, which can drop weights, computes this: plain scores, no mask but the causal one."""
+    visible, rule = problem.visible, problem.rule
+    rules = (
+        visible.window,
+        visible.key_padding,
+        visible.mask,
+        visible.predicate,
+        rule.softcap,
+        rule.sinks,
+        *rule.added,
+    )
+    aligned = not visible.causal or (visible.offset is None and problem.q.shape[2] == problem.k.shape[2])
+    return aligned and all(each is None for each in rules)
+
+
 def dropped(problem: Problem, p: float, *, block: int = BLOCK) -> Tensor:
     """z (B, H, Q, D_v) of a problem whose weights are dropped with probability ``p`` and scaled by 1 / (1 - p)."""
     batch, n_heads, queries, _ = problem.q.shape
+    dense = batch * n_heads * queries * problem.k.shape[2] <= block  # torch goes dense on CPU when it drops
+    if (dense or problem.q.is_cuda) and _torch_can(problem):
+        return functional.scaled_dot_product_attention(
+            problem.q, problem.k, problem.v, dropout_p=p, is_causal=problem.visible.causal, scale=problem.rule.scale,
+            enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+        )  # fmt: skip
     step = max(1, block // max(1, batch * n_heads * problem.k.shape[2]))
     parts = []
     for start in range(0, max(queries, 1), step):

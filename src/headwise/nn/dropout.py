@@ -1,8 +1,8 @@
-"""Attention dropout for training: weights are dropped after the softmax, block by block over queries.
+"""Attention dropout for training: weights are dropped after the softmax.
 
-Where the scores are plain and few, torch's own attention drops. Elsewhere the weights exist for one block of queries at a time and are made again in the backward pass from the same random
-state (``torch.utils.checkpoint``), so memory stays linear in the length. What is returned to the user, rows or
-weights, is the pattern before dropout.
+Where the scores are plain and few, torch's own attention drops. Elsewhere the weights exist for one block of queries
+at a time and are made again in the backward pass from the same random state (``torch.utils.checkpoint``), so memory
+stays linear in the length. What is returned to the user, rows or weights, is the pattern before dropout.
 
 Source: Vaswani et al. (2017), section 5.4; the placement is that of their reference code.
 """
@@ -56,7 +56,7 @@ def _attend(problem: Problem, p: float, q: Tensor, k: Tensor, v: Tensor) -> Tens
 
 
 def _torch_can(problem: Problem) -> bool:
-    """Whether torch's own attention, which can drop weights, computes this: plain scores, no mask but the causal one."""
+    """Whether torch's own attention, which can drop weights, computes this: plain scores, no mask but causality."""
     visible, rule = problem.visible, problem.rule
     rules = (
         visible.window,

@@ -216,8 +216,8 @@ def test_every_model_type_that_keeps_a_cache() -> None:
 
 
 #: Types whose cache is of something else than the tokens given: one without its encoder, one that calls its layers
-#: several times a token (see :func:`test_repeated_calls_come_from_the_layout`), one that caches its image.
-ODD = ("trocr", "hrm_text", "git")
+#: several times a token (see :func:`test_repeated_calls_come_from_the_layout`), two that cache what the image became.
+ODD = ("trocr", "hrm_text", "git", "unlimited_ocr")
 
 
 # Layouts

@@ -135,10 +135,10 @@ def _of_model(model: Model) -> ModelNumbers:
     except (UnsupportedError, InputError) as error:
         why = str(error).partition(";")[0]
         return replace(read, notes=(*read.notes, f"heads are read from the shapes of the weights alone: {why}"))
-    return _with_layout(read, layout, keeps_cache(model.module))
+    return _with_layout(read, layout, model.module)
 
 
-def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNumbers:
+def _with_layout(read: ModelNumbers, layout: HeadLayout, root: nn.Module) -> ModelNumbers:
     """Take from the layout what weights do not show: order, repeated calls, masks; refuse where the two disagree."""
     blocks = {site.block: site for site in read.attention}
     sites = []
@@ -150,7 +150,7 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNu
                 f"{site.block}: the forward pass has attention here, but the ledger does not understand its projections"
             )
         _agree(known, (block.query_heads, block.kv_heads, block.d_k, block.d_v))
-        decoding = keeps and site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
+        decodes = site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
         sites.append(
             replace(
                 known,
@@ -160,7 +160,7 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNu
                 name=str(site.key),
                 causal=site.causal,
                 window=known.window if known.window is not None else site.window,
-                cached=decoding,
+                cached=decodes and keeps_cache(root, site.block),
             )
         )
     met = {site.block for site in layout.sites}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-__all__ = ["Found", "find_attention", "is_matrix", "is_stateful", "widths"]
+__all__ = ["Found", "find_attention", "is_matrix", "is_stateful", "nearest_config", "widths"]
 
 #: Names of separate projections of queries, keys and values in one module.
 SEPARATE: Final[tuple[tuple[str, str, str], ...]] = (
@@ -98,7 +98,7 @@ def find_attention(root: nn.Module) -> Iterator[Found]:
         if is_stateful(module):
             continue
         children = dict(module.named_children())
-        found = Found(path, module, _nearest_config(root, path) or config)
+        found = Found(path, module, nearest_config(root, path) or config)
         separate = next((names for names in SEPARATE if _fits(children, names)), None)
         if separate is not None:
             parts = zip("qkv", separate, strict=True)
@@ -156,7 +156,8 @@ def _output(root: nn.Module, path: str, children: dict[str, nn.Module], found: F
     return None, False
 
 
-def _nearest_config(root: nn.Module, path: str) -> Any:
+def nearest_config(root: nn.Module, path: str) -> Any:
+    """The config of the module at ``path`` or of the nearest one above it, or None."""
     parts = path.split(".")
     for length in range(len(parts), -1, -1):
         config = getattr(root.get_submodule(".".join(parts[:length])), "config", None)

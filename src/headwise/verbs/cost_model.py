@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.families import is_cross, stack_of
-from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful
+from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful, nearest_config
 from headwise.verbs.cost_shape import read_shape
 
 __all__ = ["numbers_of"]
@@ -81,15 +81,13 @@ def _site(root: nn.Module, found: Found) -> AttentionNumbers:
         stack=stack,
         causal=causal,
         window=None if causal else _two_sided_window(found),
-        cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root),
+        cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root, found.path),
     )
 
 
-def keeps_cache(root: nn.Module) -> bool:
-    """Whether a model can keep keys and values between calls: its config says whether it does."""
-    config = getattr(root, "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    return hasattr(config, "use_cache") or hasattr(text, "use_cache")
+def keeps_cache(root: nn.Module, path: str) -> bool:
+    """Whether keys and values of a module can be kept between calls: its config says whether they are."""
+    return hasattr(nearest_config(root, path), "use_cache")
 
 
 def _two_sided_window(found: Found) -> int | None:

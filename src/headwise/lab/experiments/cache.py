@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from headwise.costs import AttentionNumbers, attention_work, block_parameters, grid, site_cache
 from headwise.kernels import attention
 from headwise.lab.experiment import Experiment, Findings
 from headwise.lab.figures import BLUE, GREEN, GREY, MARKERS, ORANGE, RED, number_axis, panels
@@ -37,14 +38,26 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def site(kv_heads: int) -> AttentionNumbers:
+    """The layer as the ledger knows it."""
+    return grid(HEADS * WIDTH, HEADS, 1, kv_heads=kv_heads).attention[0]
+
+
 def cache_bytes(kv_heads: int, context: int) -> int:
-    """Bytes that one token waits for: keys and values of every KV head."""
-    return 2 * kv_heads * context * WIDTH * BYTES
+    """Bytes that one token waits for: keys and values of every KV head, by the ledger."""
+    return int(site_cache(site(kv_heads), 1, context, 0, BYTES).bytes)
+
+
+def weight_bytes(kv_heads: int) -> int:
+    """Bytes of the layer's four projections, by the ledger."""
+    block = block_parameters(site(kv_heads))
+    return BYTES * (block.q + block.k + block.v + block.o)
 
 
 def flops(context: int) -> int:
-    """Scores and mixing of one query of every head; a multiply-add counts as 2."""
-    return 4 * HEADS * context * WIDTH
+    """Scores and mixing of one query of every head, by the ledger; a multiply-add counts as 2."""
+    work = attention_work(site(HEADS), 1, 1, context)
+    return work.scores + work.mixing
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,6 +120,20 @@ def measure(seed: int, size: str) -> Findings:
         found.add(
             f"share_of_gain_{g}", gain / (HEADS / g), meaning=f"speed-up from {HEADS} to {g} KV heads / {HEADS // g}"
         )
+    for g in (HEADS, 8):
+        even = weight_bytes(g) / cache_bytes(g, 1)
+        found.add(
+            f"even_context_{g}",
+            even,
+            "tokens",
+            f"at which the cache is as large as the layer's weights, {g} KV heads",
+        )
+    at_peak = flops(longest) / peak / median[1, longest]["decode"]
+    found.add(
+        "share_of_peak_1",
+        at_peak,
+        meaning=f"time of the FLOPs at the rate of a large product / decode time, 1 KV head, {longest} tokens",
+    )
     bandwidth = cache_bytes(HEADS, longest) / median[HEADS, longest]["stream"]
     found.add("bandwidth", bandwidth / 1e9, "GB/s", "reading K and V once")
     found.add("peak", peak / 1e9, "GFLOP/s", "large float32 matrix product")
@@ -139,9 +166,13 @@ def _finding(found: Findings, longest: int, median: Mapping[tuple[int, int], Map
         f" heads: {q['over_bound_32'].mean:.2f}, {q['over_bound_8'].mean:.2f} and {q['over_bound_1'].mean:.1f} times"
         f" the time to read the cache once. From 32 to 8 KV heads the speed-up is {q['share_of_gain_8'].mean:.0%} of"
         f" the 4 that the bytes promise, to 1 {q['share_of_gain_1'].mean:.0%} of the 32. Each cached number serves 2"
-        f" FLOPs per query head of its group, so reading and computing balance at about {q['turning_group'].mean:.0f}"
-        f" query heads per KV head ({q['bandwidth'].mean:.0f} GB/s, {q['peak'].mean:.0f} GFLOP/s); beyond that the"
-        " FLOPs, which are the same for every number of KV heads, set the pace."
+        " FLOPs per query head of its group, so on paper reading and computing balance at"
+        f" {q['turning_group'].mean:.0f} query heads per KV head ({q['bandwidth'].mean:.0f} GB/s,"
+        f" {q['peak'].mean:.0f} GFLOP/s). With one KV head for 32 query heads the step is past that point in"
+        f" practice: the FLOPs, the same for every number of KV heads, are done at {q['share_of_peak_1'].mean:.0%} of"
+        f" that rate and set the pace. Below {q['even_context_32'].mean:.0f} tokens (with 8 KV heads"
+        f" {q['even_context_8'].mean:.0f}) the layer's weights, which every step reads too, are larger than its"
+        " cache."
     )
 
 

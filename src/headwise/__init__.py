@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from headwise.models import load as load
     from headwise.models import observe as observe
     from headwise.models import wrap as wrap
-    from headwise.report import write_report as write_report
+    from headwise.nn import KVCache as KVCache
+    from headwise.nn import MultiHeadAttention as MultiHeadAttention
+    from headwise.verbs import cost as cost
+    from headwise.verbs import report as report
     from headwise.verbs import scan as scan
     from headwise.verbs import watch as watch
 
@@ -41,19 +44,22 @@ _HOMES = {
     "HeadLayout": "headwise.layout",
     "HeadTable": "headwise.heads",
     "HeadwiseError": "headwise.errors",
+    "KVCache": "headwise.nn",
     "MeasureInfo": "headwise.heads",
     "Model": "headwise.models",
+    "MultiHeadAttention": "headwise.nn",
     "SiteKey": "headwise.layout",
     "attention": "headwise.kernels",
+    "cost": "headwise.verbs",
     "discover": "headwise.models",
     "gate": "headwise.models",
     "load": "headwise.models",
     "observe": "headwise.models",
     "read_run": "headwise.artifacts",
+    "report": "headwise.verbs",
     "scan": "headwise.verbs",
     "watch": "headwise.verbs",
     "wrap": "headwise.models",
-    "write_report": "headwise.report",
 }
 
 __all__ = [  # noqa: PLE0604  (the names of the table are strings)

@@ -2,6 +2,7 @@
 
 from headwise.verbs.cost import cost as cost
 from headwise.verbs.cost import sweep as sweep
+from headwise.verbs.report import report as report
 from headwise.verbs.scan import ScanResult as ScanResult
 from headwise.verbs.scan import scan as scan
 from headwise.verbs.scan import scan_run as scan_run

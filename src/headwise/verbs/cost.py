@@ -18,6 +18,7 @@ from headwise.models import Model, as_model
 from headwise.verbs.bandwidth import measure_bandwidth
 from headwise.verbs.cost_config import skeleton, skeleton_of_config
 from headwise.verbs.cost_model import keeps_cache, numbers_of
+from headwise.verbs.input_scale import input_rms
 
 __all__ = ["cost", "numbers", "sweep"]
 
@@ -88,12 +89,26 @@ def sweep(model_or_config: Any, over: str, *, bandwidth: Bandwidth = None, **opt
 
     Args:
         model_or_config: as for :func:`cost`.
-        over: ``"heads"``, ``"kv-heads"`` or ``"context"``.
+        over: ``"heads"``, ``"kv-heads"`` or ``"context"``. For ``"heads"`` the scale of what the attention layers read
+            is measured where the model is in memory, by one small forward pass.
         bandwidth: as for :func:`cost`.
         options: as for :func:`headwise.costs.sweep`.
     """
     rate = measure_bandwidth() if bandwidth == "measure" else bandwidth
-    return sweep_numbers(numbers(model_or_config), over, bandwidth=rate, **options)
+    read = numbers(model_or_config)
+    if over == "heads" and options.get("input_rms") is None:
+        live = _live(model_or_config)
+        read = read if live is None else replace(read, input_rms=input_rms(live, read))
+    return sweep_numbers(read, over, bandwidth=rate, **options)
+
+
+def _live(given: Any) -> Model | None:
+    """The model in memory, if one with weights was given."""
+    if isinstance(given, Model):
+        return given
+    if isinstance(given, nn.Module) and not any(weight.is_meta for weight in given.parameters()):
+        return as_model(given)
+    return None
 
 
 def numbers(model_or_config: Any, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelNumbers:

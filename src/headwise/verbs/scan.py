@@ -17,7 +17,7 @@ from headwise.errors import InputError
 from headwise.heads import HeadTable
 from headwise.measures import Asked, MeasureObserver, resolve, table_of
 from headwise.models import Model, as_model, load
-from headwise.report import write_report
+from headwise.reports import write_report
 from headwise.trace import run
 from headwise.verbs.facts import BackendLog, facts_of
 from headwise.verbs.forecast import Bar, Forecast

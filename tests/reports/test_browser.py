@@ -14,7 +14,7 @@ from tests.tables import synthetic_run, synthetic_table
 
 from headwise import artifacts
 from headwise.heads import HeadTable
-from headwise.report import write_report
+from headwise.reports import write_report
 
 pytestmark = pytest.mark.browser
 

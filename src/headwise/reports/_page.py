@@ -12,8 +12,8 @@ from typing import Any, Final
 from headwise import artifacts
 from headwise.errors import RunError
 from headwise.heads import HeadTable
-from headwise.report._facts import facts
-from headwise.report._numbers import page_data
+from headwise.reports._facts import facts
+from headwise.reports._numbers import page_data
 
 _SCRIPTS: Final = ("data", "tip", "maps", "spread", "card", "rows", "main")
 """The page's own scripts, in the order in which they are put together."""
@@ -40,7 +40,7 @@ def render_report(run: dict[str, Any], table: HeadTable) -> str:
     if not len(table):
         raise RunError("the table has no heads; there is nothing to report")
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("headwise.report", "page"),
+        loader=jinja2.PackageLoader("headwise.reports", "page"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -62,7 +62,7 @@ def render_report(run: dict[str, Any], table: HeadTable) -> str:
 
 
 def _read(folder: str, name: str) -> str:
-    return resources.files("headwise.report").joinpath(folder, name).read_text("utf-8")
+    return resources.files("headwise.reports").joinpath(folder, name).read_text("utf-8")
 
 
 def _script(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwise.heads import HeadTable
-from headwise.report._numbers import label
+from headwise.reports._numbers import label
 
 Lines = list[tuple[str, str]]
 

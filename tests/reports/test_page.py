@@ -18,8 +18,8 @@ from tests.tables import synthetic_run, synthetic_table
 from headwise import artifacts
 from headwise.errors import RunError
 from headwise.heads import HeadTable, Moments
-from headwise.report import render_report, write_report
-from headwise.report._page import _script
+from headwise.reports import render_report, write_report
+from headwise.reports._page import _script
 
 EVIL = "</script><img src=x onerror=document.title='owned'>&amp;\"'{{7*7}}"
 
@@ -177,7 +177,7 @@ def test_the_facts_are_in_words(tmp_path: Path) -> None:
 def test_the_report_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     a_run(tmp_path / "run", synthetic_table())
     script = (
-        "import sys; from headwise.report import write_report; write_report(sys.argv[1]); "
+        "import sys; from headwise.reports import write_report; write_report(sys.argv[1]); "
         "print(sorted({'torch', 'transformers', 'pandas'} & sys.modules.keys()))"
     )
     ended = subprocess.check_output([sys.executable, "-c", script, str(tmp_path / "run")], text=True)
@@ -186,7 +186,7 @@ def test_the_report_needs_neither_torch_nor_transformers(tmp_path: Path) -> None
 
 def test_the_libraries_in_the_page_carry_their_licences(tmp_path: Path) -> None:
     page = a_run(tmp_path / "run", synthetic_table()).read_text("utf-8")
-    vendor = Path(__file__).parents[2] / "src/headwise/report/vendor"
+    vendor = Path(__file__).parents[2] / "src/headwise/reports/vendor"
     licences = (vendor / "LICENSES.txt").read_text("utf-8")
     asked = json.loads((vendor / "package.json").read_text("utf-8"))["devDependencies"]
     for name in ("@observablehq/plot", "sortable-tablesort"):

@@ -214,6 +214,17 @@ TABLE: list[Row] = [
         "x must be a tensor (batch, tokens, d_model), but a list was given.",
     ),
     (
+        lambda: layer()(X, PADDING),
+        ShapeError,
+        "context must be floating point (batch, tokens, d_context), but torch.bool was given. A mask is given "
+        "by name: key_padding=... or mask=...",
+    ),
+    (
+        lambda: layer()(X.long()),
+        ShapeError,
+        "x must be floating point (batch, tokens, d_model), but torch.int64 was given.",
+    ),
+    (
         lambda: layer()(X[0]),
         ShapeError,
         "x must be (batch, tokens, d_model), but it has shape (3, 8). Add the batch with x.unsqueeze(0).",

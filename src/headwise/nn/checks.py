@@ -39,6 +39,9 @@ def _tensor(layer: MultiHeadAttention, name: str, x: object, axis: str, width: i
     """A (batch, tokens, width) tensor of the layer's dtype and device."""
     if not isinstance(x, Tensor):
         raise InputError(f"{name} must be a tensor (batch, tokens, {axis}), but a {type(x).__name__} was given.")
+    if not x.is_floating_point():
+        hint = " A mask is given by name: key_padding=... or mask=..." if x.dtype == torch.bool else ""
+        raise ShapeError(f"{name} must be floating point (batch, tokens, {axis}), but {x.dtype} was given.{hint}")
     if x.ndim != 3:
         hint = f" Add the batch with {name}.unsqueeze(0)." if x.ndim == 2 else ""
         raise ShapeError(f"{name} must be (batch, tokens, {axis}), but it has shape {tuple(x.shape)}.{hint}")

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from headwise.layout import SiteKey as SiteKey
     from headwise.models import Model as Model
     from headwise.models import discover as discover
-    from headwise.models import gate as gate
+    from headwise.models.gate import gate as gate
     from headwise.models import load as load
     from headwise.models import observe as observe
     from headwise.models import wrap as wrap
     from headwise.nn import KVCache as KVCache
     from headwise.nn import MultiHeadAttention as MultiHeadAttention
-    from headwise.verbs import cost as cost
-    from headwise.verbs import report as report
-    from headwise.verbs import scan as scan
-    from headwise.verbs import watch as watch
+    from headwise.verbs.cost import cost as cost
+    from headwise.verbs.report import report as report
+    from headwise.verbs.scan import scan as scan
+    from headwise.verbs.watch import watch as watch
 
     __version__: str
 

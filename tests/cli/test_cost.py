@@ -138,6 +138,8 @@ USAGE = {
     "--plot draws a sweep": [*LLAMA[1:], "--plot", "x.png"],
     "--contexts belongs to --sweep context": [*LLAMA[1:], "--sweep", "heads", "--contexts", "8"],
     "--input-rms belongs to --sweep heads": [*LLAMA[1:], "--input-rms", "2"],
+    "--input-rms measure runs a model and needs MODEL": [*LLAMA[1:], "--sweep", "heads", "--input-rms", "measure"],
+    "Invalid value for '--input-rms'": [*LLAMA[1:], "--sweep", "heads", "--input-rms", "-1"],
     "--per-layer and --sweep are two different tables": [*LLAMA[1:], "--per-layer", "--sweep", "heads"],
     "'fast' is no bandwidth": [*LLAMA[1:], "--bandwidth", "fast"],
     "'50GB' is no bandwidth": [*LLAMA[1:], "--bandwidth", "50GB"],

@@ -26,7 +26,7 @@ from transformers import (
 
 from headwise.costs import ledger
 from headwise.models import discover
-from headwise.verbs import cost
+from headwise.verbs import cost, sweep
 from headwise.verbs.bandwidth import measure_bandwidth
 from headwise.verbs.cost import numbers
 from headwise.verbs.cost_model import numbers_of
@@ -336,6 +336,27 @@ def test_whisper_encoder_and_decoder_lengths() -> None:
     with torch.no_grad():
         output = model(input_features=features, decoder_input_ids=ids(LENGTH) % 53, use_cache=True)
     assert held(cache_of(output)) == book.cache.bytes
+
+
+# Scale
+
+
+def test_scale_of_the_input_is_measured_in_a_live_model() -> None:
+    """Behind a norm whose weights are 3 the input's rms is 3, and scores spread nine times as far as behind 1."""
+    config = LlamaConfig(
+        vocab_size=31, hidden_size=32, intermediate_size=19, num_hidden_layers=2, num_attention_heads=4, head_dim=8
+    )
+    model = LlamaForCausalLM(config).eval()
+    before = model.state_dict()
+    spreads = []
+    for scale in (1.0, 3.0):
+        for layer in model.model.layers:
+            nn.init.constant_(layer.input_layernorm.weight, scale)
+        table = sweep(model, "heads", context=7)
+        spreads.append(table.column("logit_std")[0])
+        assert spreads[-1] == pytest.approx(scale**2 * 32 * 0.02**2, rel=0.02)
+    assert list(model.state_dict()) == list(before)
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 # Time

@@ -87,7 +87,9 @@ def is_matrix(module: nn.Module | None) -> bool:
 
 def widths(module: nn.Module) -> tuple[int, int]:
     """Width in, width out."""
-    first, second = module.weight.shape  # type: ignore[union-attr]
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    first, second = weight.shape
     return (int(first), int(second)) if type(module).__name__ == "Conv1D" else (int(second), int(first))
 
 

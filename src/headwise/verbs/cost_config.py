@@ -93,6 +93,7 @@ def _class_of(config: Any) -> Any:
         kind = getattr(transformers, name, None)
         if kind is not None:
             return kind
+    tables: tuple[Any, ...]
     if getattr(config, "is_encoder_decoder", False):
         tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
     elif type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:

@@ -226,7 +226,7 @@ def _is_expert(path: str) -> bool:
 
 def _share(root: nn.Module) -> tuple[float, list[str]]:
     """Experts that one token goes through over all of them, from the router's numbers in the config."""
-    config = getattr(root, "config", None)
+    config: Any = getattr(root, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     number = next((value for name in EXPERTS if (value := _number(text, name))), None)
     chosen = next((value for name in ACTIVE if (value := _number(text, name))), None)

@@ -158,14 +158,9 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
         numbers = replace(numbers, qk_norm="layer")
     known = {id(part) for part in (*found.separate.values(), found.fused, found.output) if part is not None}
     if numbers.latent is not None:
-        known |= {
-            id(children.get(name)) for name in ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-        }
-    matrices = sum(
-        part.weight.numel()  # type: ignore[union-attr, operator]
-        for part in found.module.modules()
-        if is_matrix(part) and id(part) not in known
-    )
+        known |= {id(children.get(name)) for name in LATENT}
+    further = (part for part in found.module.modules() if is_matrix(part) and id(part) not in known)
+    matrices = sum(width_in * width_out for width_in, width_out in map(widths, further))
     numbers = replace(numbers, matrices=numbers.matrices + matrices)
     others = _owned(found) - block_parameters(numbers).total
     if others < 0:

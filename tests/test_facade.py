@@ -49,6 +49,7 @@ def test_type_checkers_see_the_same_names() -> None:
         for node in guard.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if alias.asname is not None
     }
     assert sorted(seen) == list(headwise._HOMES)
     for name, home in headwise._HOMES.items():

@@ -11,10 +11,11 @@ Example:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Type checkers take this name for true; typing itself is slow to import.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from headwise.artifacts import read_run as read_run
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.heads import HeadTable as HeadTable
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from headwise.layout import SiteKey as SiteKey
     from headwise.models import Model as Model
     from headwise.models import discover as discover
-    from headwise.models.gate import gate as gate
     from headwise.models import load as load
     from headwise.models import observe as observe
     from headwise.models import wrap as wrap
+    from headwise.models.gate import gate as gate
     from headwise.nn import KVCache as KVCache
     from headwise.nn import MultiHeadAttention as MultiHeadAttention
     from headwise.verbs.cost import cost as cost
@@ -75,6 +76,8 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("headwise")
     elif name in _HOMES:
+        from importlib import import_module
+
         value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
@@ -83,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

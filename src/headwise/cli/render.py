@@ -110,7 +110,8 @@ def _headline(result: ScanResult) -> str:
     run, table = result.run, result.table
     parts = [f"{len(table)} heads in {len(table.sites)} attention layers"]
     data = run.get("data") or {}
-    said = [f"{data[key]:,} {key}" for key in ("passages", "tokens") if isinstance(data.get(key), int)]
+    counts = {key: data[key] for key in ("passages", "tokens") if isinstance(data.get(key), int)}
+    said = [f"{value:,} {key if value != 1 else key.removesuffix('s')}" for key, value in counts.items()]
     if said:
         parts.append(" over " + ", ".join(said))
     seconds = run.get("seconds")

@@ -10,6 +10,9 @@ from typing import Final, TypeAlias
 from headwise.errors import InputError
 from headwise.measures.measure import Measure, PooledMeasure, RowMeasure, WeightMeasure
 from headwise.measures.pattern import PATTERN
+from headwise.measures.rank import SCORE_RANKS, WEIGHT_RANKS
+from headwise.measures.replaceable import REPLACEABLE
+from headwise.measures.spread import LogitSpread
 
 __all__ = ["GROUPS", "MEASURES", "Asked", "resolve"]
 
@@ -17,7 +20,14 @@ __all__ = ["GROUPS", "MEASURES", "Asked", "resolve"]
 Asked: TypeAlias = str | Measure | Iterable[str | Measure] | None
 
 #: Measures that are asked for together by one name.
-GROUPS: Final[Mapping[str, tuple[Measure, ...]]] = MappingProxyType({"pattern": PATTERN})
+GROUPS: Final[Mapping[str, tuple[Measure, ...]]] = MappingProxyType(
+    {
+        "pattern": PATTERN,
+        "rank": (*WEIGHT_RANKS, *SCORE_RANKS),
+        "replaceable": REPLACEABLE,
+        "spread": (LogitSpread(),),
+    }
+)
 
 #: Every measure with a name of its own, in the order of the reference page.
 MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(

@@ -39,13 +39,13 @@ class HeadWeights:
 
     @cached_property
     def k(self) -> Tensor | str:
-        """W_K of the key-value head that each query head reads, (H, E, D_k)."""
-        return self._spread(self._part("k"))
+        """W_K of every key-value head, (G, E, D_k); ``block.kv_map`` says which one a query head reads."""
+        return self._part("k")
 
     @cached_property
     def v(self) -> Tensor | str:
-        """W_V of the key-value head that each query head reads, (H, E, D_v)."""
-        return self._spread(self._part("v"))
+        """W_V of every key-value head, (G, E, D_v)."""
+        return self._part("v")
 
     @cached_property
     def o(self) -> Tensor | str:
@@ -62,6 +62,27 @@ class HeadWeights:
         upper: Tensor = torch.linalg.qr(self.o.transpose(1, 2), mode="r").R
         return upper.transpose(1, 2).float()
 
+    @cached_property
+    def qk_spectrum(self) -> Tensor | str:
+        """Singular values of W_Q W_K^T of every query head, (H, min(D_k, E)), descending; from the factors alone."""
+        return self._spectrum(self.q, self.k)
+
+    @cached_property
+    def ov_spectrum(self) -> Tensor | str:
+        """Singular values of W_V W_O of every query head, (H, min(D_v, E)), descending; from the factors alone."""
+        return self._spectrum(self.o if isinstance(self.o, str) else self.o.transpose(1, 2), self.v)
+
+    def _spectrum(self, of_heads: Tensor | str, of_groups: Tensor | str) -> Tensor | str:
+        """Singular values of a b^T, where a is of query heads and b of key-value heads, each (heads, E, D)."""
+        if isinstance(of_heads, str):
+            return of_heads
+        if isinstance(of_groups, str):
+            return of_groups
+        left_HRD = torch.linalg.qr(of_heads, mode="r").R
+        right_HRD = torch.linalg.qr(of_groups, mode="r").R[list(self.block.kv_map)]
+        values: Tensor = torch.linalg.svdvals(left_HRD @ right_HRD.transpose(1, 2))
+        return values
+
     @property
     def resolution(self) -> float:
         """The machine epsilon of the dtype in which the weights are stored."""
@@ -77,9 +98,6 @@ class HeadWeights:
     def _reason(self, part: str) -> str:
         names = {"q": "query", "k": "key", "v": "value", "o": "output"}
         return dict(self.block.unknown).get(part, f"the {names[part]} projection of the heads is not known")
-
-    def _spread(self, part: Tensor | str) -> Tensor | str:
-        return part if isinstance(part, str) else part[list(self.block.kv_map)]
 
     def _part(self, part: str) -> Tensor | str:
         projection: Projection | None = getattr(self.block, part)

@@ -1,11 +1,11 @@
-"""What the kernel tests share: problems by size, and the backends that can compute one."""
+"""What the kernel tests share: the backends, the dtypes, small blocks, and problems with known answers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from headwise.kernels import Problem, Wanted, choose
+from headwise.kernels import Problem
 
 BACKENDS = ("reference", "eager", "sdpa", "tiled")
 
@@ -38,14 +38,12 @@ def uniform():
 
 
 @pytest.fixture
-def can():
-    """Whether a backend takes a problem; what sdpa declines is tested in test_registry."""
+def small_blocks(monkeypatch):
+    """Blocks of so few keys and rows that short inputs cross many of their edges."""
 
-    def ask(backend, problem, wanted=None):
-        return (
-            backend != "sdpa"
-            or "sdpa" not in dict(choose(problem, wanted or Wanted(), "eager").reasons)
-            or (dict(choose(problem, wanted or Wanted(), "eager").reasons)["sdpa"] == "eager was asked for")
-        )
+    def make(keys=8, scores=8 * 24):
+        monkeypatch.setattr("headwise.kernels.blocks.KEY_BLOCK", keys)
+        monkeypatch.setattr("headwise.kernels.tiled_core.KEY_BLOCK", keys)
+        monkeypatch.setattr("headwise.kernels.blocks.BLOCK_SCORES", scores)
 
-    return ask
+    return make

@@ -182,10 +182,8 @@ def test_case_8_a_window_of_zero_is_refused():
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 129, 130, 1025])
-def test_case_9_tiles_equal_the_dense_result_for_any_length(monkeypatch, n):
-    monkeypatch.setattr("headwise.kernels.blocks.KEY_BLOCK", 64)
-    monkeypatch.setattr("headwise.kernels.tiled_core.KEY_BLOCK", 64)
-    monkeypatch.setattr("headwise.kernels.blocks.BLOCK_SCORES", 64 * 64)
+def test_case_9_tiles_equal_the_dense_result_for_any_length(small_blocks, n):
+    small_blocks(keys=64, scores=64 * 64)
     q, k, v = (torch.randn(2, 2, n, 16) for _ in range(3))
     padding = torch.ones(2, n, dtype=torch.bool)
     padding[1, : min(n - 1, 70)] = False  # the first tile is wholly hidden from every later row

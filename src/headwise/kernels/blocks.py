@@ -87,8 +87,8 @@ def tiles(problem: Problem) -> Iterator[Tile]:
     groups, keys = problem.k.shape[1], problem.k.shape[2]
     share = heads // groups
     width = max(1, min(KEY_BLOCK, keys))
-    rows = max(16, min(queries, 256, BLOCK_SCORES // (width * share)))
-    wide = max(1, BLOCK_SCORES // (width * share * min(rows, queries)))  # (batch, group) pairs per tile
+    rows = max(1, min(queries, 256, max(16, BLOCK_SCORES // (width * share))))
+    wide = max(1, BLOCK_SCORES // (width * share * rows))  # (batch, group) pairs per tile
     some_groups = min(groups, wide)
     some_batch = max(1, wide // groups) if some_groups == groups else 1
     for batch_span in spans(batch, some_batch):

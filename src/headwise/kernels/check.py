@@ -7,13 +7,14 @@ from torch import Tensor
 
 from headwise.errors import InputError, ShapeError
 from headwise.kernels.problem import Problem, Wanted
+from headwise.kernels.tracing import concrete
 
 __all__ = ["check_problem", "shape_of"]
 
 
 def shape_of(tensor: Tensor) -> str:
     """A shape for a message: ``(2, 8, 16, 64)``."""
-    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+    return "(" + ", ".join(str(size) for size in tensor.shape) + ("," if tensor.ndim == 1 else "") + ")"
 
 
 def check_problem(problem: Problem, wanted: Wanted) -> None:
@@ -144,6 +145,16 @@ def _check_pairs(problem: Problem, pairs: Tensor) -> None:
         raise ShapeError(
             f"pairs must be (rules, batch or 1, queries) = (any, {batch} or 1, {queries}); got {shape_of(pairs)}."
         )
+    _check_pair_range(problem, pairs)
+
+
+def _check_pair_range(problem: Problem, pairs: Tensor) -> None:
+    keys = problem.k.shape[2]
+    if not concrete(pairs) or pairs.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(pairs))
+    if low < -1 or high >= keys:
+        raise InputError(f"pairs must name keys from 0 to {keys - 1}, or -1 for none; got {low if low < -1 else high}.")
 
 
 def check_number(name: str, value: object) -> None:

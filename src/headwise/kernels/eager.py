@@ -14,7 +14,7 @@ from headwise.kernels.masks import hiding_value
 from headwise.kernels.pairs import pair_weights
 from headwise.kernels.problem import Answer, Problem, Rows, Wanted
 from headwise.kernels.reference import distances, repeat_kv, visible_matrix, weighted_sum
-from headwise.kernels.tracing import concrete
+from headwise.kernels.tracing import concrete, own_dtypes
 
 __all__ = ["attend", "pattern"]
 
@@ -34,7 +34,7 @@ class _Dense:
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z in q's dtype, rows in float32 (float64 for float64), weights in q's dtype."""
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with own_dtypes(problem.q):
         dense = _dense(problem)
         v_BHKD = repeat_kv(problem, problem.v.to(problem.compute_dtype))
         z = weighted_sum(dense.pattern, v_BHKD, dense.seen).to(problem.q.dtype)
@@ -44,7 +44,7 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
 
 def pattern(problem: Problem) -> Tensor:
     """The weights that multiply v, (B, H, Q, K), in q's dtype (the softmax in float32 at least)."""
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with own_dtypes(problem.q):
         return _dense(problem).pattern.to(problem.q.dtype)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from headwise.kernels.problem import Answer, Problem, Wanted
-from headwise.kernels.tracing import concrete, known_true
+from headwise.kernels.tracing import concrete, known_true, own_dtypes
 
 __all__ = ["attend", "refusal"]
 
@@ -86,7 +86,7 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
     if mask is not None and _same_for_all(mask):
         k, v = _without_hidden(k, v, mask)
     causal = visible.causal and not _sees_all(problem)
-    with torch.autocast(q.device.type, enabled=False):
+    with own_dtypes(q):
         z = _grouped(q, k, v, mask, causal, scale)
     return Answer(z[..., :d_v] if d_v < width else z)
 
@@ -97,7 +97,9 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     share = heads // groups
     if share == 1:
         return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-    if not causal and (mask is None or _same_for_all(mask)):
+    # A symbolic length is not folded: whether the rows can be a view would become a guard on it.
+    foldable = known_true(queries == 1) or concrete(q)
+    if foldable and not causal and (mask is None or _same_for_all(mask)):
         rows = q.reshape(batch, groups, share * queries, width)
         z = scaled_dot_product_attention(rows, k, v, mask, scale=scale)
         return z.reshape(batch, heads, queries, width)

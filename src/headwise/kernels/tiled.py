@@ -16,7 +16,7 @@ from headwise.kernels.pairs import pair_weights
 from headwise.kernels.problem import Answer, Problem, Rows, Wanted
 from headwise.kernels.tiled_core import Raw
 from headwise.kernels.tiled_function import attend_core
-from headwise.kernels.tracing import concrete
+from headwise.kernels.tracing import concrete, own_dtypes
 
 __all__ = ["attend", "refusal"]
 
@@ -30,7 +30,7 @@ def refusal(problem: Problem) -> str | None:
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z in q's dtype and rows in float32 (float64 for float64 input); ``wanted.weights`` is not its business."""
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with own_dtypes(problem.q):
         work = _prepared(problem)
         raw = attend_core(work, statistics=wanted.statistics, distance=wanted.distance)
         z, kept = raw.z, None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.kernels.blocks import Tile, tiles
+from headwise.kernels.blocks import Hidden, Tile, tiles
 from headwise.kernels.masks import Span
 from headwise.kernels.problem import Problem
 from headwise.kernels.tiled_core import LOG2_E, Raw, Scores, gaps
@@ -46,6 +46,19 @@ def _clean(x: Tensor) -> Tensor:
     return torch.where(torch.isfinite(x), x, 0.0)
 
 
+def _idle(gradients: RowGradients, like: Tensor) -> Tensor:
+    """Rows without any gradient, (B, H, Q): they add nothing, even where they are NaN.
+
+    A gradient of 0 that has met the NaN of its own row on the way counts as 0.
+    """
+    idle, spoiled = torch.ones_like(like, dtype=torch.bool), like.isnan()
+    for gradient in vars(gradients).values():
+        if gradient is not None:
+            zero = (gradient == 0) | (gradient.isnan() & (spoiled if gradient.ndim == 3 else spoiled[..., None]))
+            idle &= zero if gradient.ndim == 3 else zero.all(-1)
+    return idle
+
+
 class _Backward:
     def __init__(self, problem: Problem, raw: Raw, gradients: RowGradients, needs: tuple[bool, ...]) -> None:
         rule = problem.rule
@@ -59,10 +72,13 @@ class _Backward:
         self.scores = Scores(problem, strict=strict)
         self.v = problem.v.contiguous()
         self.peak = gradients.peak
+        self.idle = _idle(gradients, raw.lse) if strict else None
         self.share_of_top = torch.exp(raw.peak)  # 1 / sum of exp(t - max); 0 for a row that saw nothing
         gradients = RowGradients(*(None if x is None else self._divided(x) for x in vars(gradients).values()))
         self.gradients = gradients
         self.constant = self._constant()
+        if self.idle is not None:
+            self.constant = self.constant.masked_fill(self.idle, 0.0)
         self.dq = torch.zeros_like(problem.q, memory_format=torch.contiguous_format)
         self.dk = torch.zeros_like(problem.k, memory_format=torch.contiguous_format)
         self.dv = torch.zeros_like(problem.v, memory_format=torch.contiguous_format)
@@ -74,8 +90,11 @@ class _Backward:
         self.unit = LOG2_E if rule.softcap is None else 1.0  # what the queries are multiplied by beside the scale
 
     def _divided(self, gradient: Tensor) -> Tensor:
-        part = self.share_of_top if gradient.ndim == 3 else self.share_of_top[..., None]
-        return gradient * part
+        extra = gradient.ndim - self.share_of_top.ndim
+        found = gradient * (self.share_of_top[..., None] if extra else self.share_of_top)
+        if self.idle is None:
+            return found
+        return found.masked_fill(self.idle[..., None] if extra else self.idle, 0.0)
 
     def _constant(self) -> Tensor:
         """The part of a score's gradient that is the same along a row: (B, H, Q)."""
@@ -117,14 +136,12 @@ class _Backward:
             below = self.scores.block(tile, q, keys, hides).sub_(top)
             dt = self._score_gradients(tile, below, keys, constant, dz)
             p = below.exp2_()  # times the sum of exp(t - max), by which the row's factors are divided
-            if self.strict and hides is not None:
-                p.view(*tile.shape, -1).masked_fill_(hides(), 0.0)
+            self._silence(tile, p, hides)
             if dz is not None and self.needs[2]:
                 tile.of_keys(self.dv, keys).baddbmm_(p.mT, dz)
             dt.mul_(p)
             self._add_peak(tile, dt, keys)
-            if self.strict and hides is not None:
-                dt.view(*tile.shape, -1).masked_fill_(hides(), 0.0)
+            self._silence(tile, dt, hides)
             self._add_terms(tile, dt, keys)
             if self.problem.rule.softcap is not None:
                 dt.mul_(self.scores.slope_of_cap(dt.shape))
@@ -132,6 +149,14 @@ class _Backward:
             if self.needs[1]:
                 tile.of_keys(self.dk, keys).baddbmm_(dt.mT, q, alpha=1.0 / self.unit)
         tile.of_queries(self.dq).copy_(dq.mul_(self.scores.factor / self.unit).view(*tile.shape, -1))
+
+    def _silence(self, tile: Tile, block: Tensor, hides: Hidden | None) -> None:
+        """Where something is not finite: zero what is hidden, and rows without gradient."""
+        if self.idle is not None:
+            view = block.view(*tile.shape, -1)
+            view.masked_fill_(tile.of_queries(self.idle)[..., None], 0.0)
+            if hides is not None:
+                view.masked_fill_(hides(), 0.0)
 
     def _score_gradients(self, tile: Tile, below: Tensor, keys: Span, constant: Tensor, dz: Tensor | None) -> Tensor:
         """The gradient of the scores after every rule, before the factor p."""

@@ -43,7 +43,7 @@ def hidden_score(dtype: torch.dtype) -> float:
 
     A row that has met only hidden keys has this as its maximum; the first real score wipes what it gathered.
     """
-    return torch.finfo(dtype).min / 2
+    return torch.finfo(dtype).min / 8  # two added terms and the mask may hide one key together
 
 
 def forward(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
@@ -155,68 +155,108 @@ class _Forward:
             self.marks = torch.cat([v.isnan(), v.isposinf(), v.isneginf()], dim=-1).to(v.dtype)
         self.scores = Scores(problem, strict=not bool(torch.isfinite(problem.k.sum() + q.sum())))
         self.local = torch.arange(KEY_BLOCK, device=v.device, dtype=v.dtype)
-        batch, heads, queries, _ = q.shape
-        row = (batch, heads, queries)
+        row = q.shape[:3]
         self.z = q.new_zeros(*row, v.shape[3])
-        self.lse = q.new_full(row, -torch.inf)
-        self.peak = q.new_full(row, -torch.inf)
         self.top = q.new_full(row, hidden_score(q.dtype))
-        self.entropy = q.new_zeros(row) if statistics else None
+        self.total = q.new_ones(row)
+        self.slope = q.new_zeros(row) if statistics else None
         self.argmax = torch.full(row, -1, dtype=torch.int64, device=q.device) if statistics else None
         self.far = q.new_zeros(row) if distance else None
-
-    def raw(self) -> Raw:
-        return Raw(self.z, self.lse, self.peak, self.top, self.entropy, self.argmax, self.far)
 
     def run(self, tile: Tile) -> None:
         """One tile over all its keys."""
         q = self.scores.queries(tile)
-        online = _Online(self, (q.shape[0], q.shape[1]), tile)
+        online = _Online(self, tile)
         for keys, hides in self.scores.blocks(tile):
             online.add(self.scores.block(tile, q, keys, hides), keys)
             if self.marks is not None:
                 online.mark(self.marks, keys, hides)
         online.store()
 
+    def raw(self) -> Raw:
+        """The outputs, from what the tiles have stored."""
+        spread = self.total.log()
+        lse, peak, z = self.top / LOG2_E + spread, -spread, self.z
+        entropy = None if self.slope is None else spread - self.slope / (self.total * LOG2_E)
+        far, argmax = None if self.far is None else self.far / self.total, self.argmax
+        empty = self.top <= hidden_score(self.top.dtype)
+        if bool(empty.any()):
+            lse, peak = lse.masked_fill(empty, -torch.inf), peak.masked_fill(empty, -torch.inf)
+            z = z.masked_fill(empty[..., None], 0.0)
+            entropy = None if entropy is None else entropy.masked_fill(empty, 0.0)
+            argmax = None if argmax is None else argmax.masked_fill(empty, -1)
+            far = None if far is None else far.masked_fill(empty, 0.0)
+        return Raw(z, lse, peak, self.top, entropy, argmax, far)
+
 
 class _Online:
-    """The running softmax of a tile's rows."""
+    """The running softmax of a tile's rows: sums over the blocks met so far, None before the first.
 
-    def __init__(self, state: _Forward, rows: tuple[int, int], tile: Tile) -> None:
+    Attributes:
+        top: largest score.
+        sums: sum of p * v, where p = exp2(score - top).
+        total: sum of p.
+        slope: sum of p * (score - top), in units of log 2: never positive.
+        far: sum of p * |i - j|.
+        where: key of the largest score.
+        met: how many values that are NaN, infinite, minus infinite the row sees.
+    """
+
+    top: Tensor
+    sums: Tensor | None = None
+    total: Tensor
+    slope: Tensor
+    far: Tensor
+    where: Tensor
+    met: Tensor | None = None
+
+    def __init__(self, state: _Forward, tile: Tile) -> None:
         self.state, self.tile = state, tile
-        new = state.z.new_full
-        self.top = new(rows, hidden_score(state.z.dtype))
-        self.sums: Tensor | None = None  # sum of p * v
-        self.total = new(rows, 0.0)  # sum of p
-        self.slope = new(rows, 0.0)  # sum of p * (score - top), in units of log 2: never positive
-        self.far = new(rows, 0.0)  # sum of p * |i - j|
-        self.met: Tensor | None = None  # how many values that are NaN, infinite, minus infinite a row sees
-        self.where = torch.full(rows, -1, dtype=torch.int64, device=state.z.device) if state.statistics else None
         if state.distance:
             i = torch.arange(*tile.rows, device=state.z.device, dtype=state.z.dtype) + state.problem.offset
             self.i = i.repeat(tile.share)
 
     def add(self, scores: Tensor, keys: Span) -> None:
         """Take in one block of scores, which is overwritten."""
-        state = self.state
+        state, values = self.state, self.tile.of_keys(self.state.v, keys)
         top = self._raise(scores, keys)
         scores.sub_(top[..., None])
         weights = torch.exp2(scores, out=state.scores.buffer("weights", *scores.shape))
         total = weights.sum(-1)
-        slope = scores.mul_(weights).sum(-1) if state.statistics else self.slope
-        far = self._distance(weights, scores, total, keys) if state.distance else self.far
+        slope = scores.mul_(weights).sum(-1) if state.statistics else total
+        far = self._distance(weights, scores, total, keys) if state.distance else total
         if self.sums is None:
-            self.sums = torch.bmm(weights, self.tile.of_keys(state.v, keys))
+            self.sums = state.scores.buffer("sums", *total.shape, values.shape[2])
+            torch.bmm(weights, values, out=self.sums)
         else:
             drop = (self.top - top).clamp_(min=-1e4)  # exp2(-1e4) is 0; a finite drop keeps 0 * drop at 0
             shrink = drop.exp2()
             if state.statistics:
-                slope += shrink * (self.slope + drop * self.total)
+                slope.addcmul_(shrink, torch.addcmul(self.slope, drop, self.total))
             if state.distance:
                 far.addcmul_(self.far, shrink)
             total.addcmul_(self.total, shrink)
-            self.sums.mul_(shrink[..., None]).baddbmm_(weights, self.tile.of_keys(state.v, keys))
+            self.sums.mul_(shrink[..., None]).baddbmm_(weights, values)
         self.total, self.slope, self.far, self.top = total, slope, far, top
+
+    def _raise(self, scores: Tensor, keys: Span) -> Tensor:
+        """The new largest score of each row, and its key where it rose."""
+        if not self.state.statistics:
+            highest = scores.amax(-1)
+            return highest if self.sums is None else torch.maximum(self.top, highest)
+        if self.sums is None:
+            highest, index = scores.max(-1)
+            self.where = index + keys[0]
+            return highest
+        highest = scores.amax(-1)  # much quicker than max, which is left for blocks in which many rows rise
+        rises = highest > self.top
+        risen = torch.nonzero(rises.view(-1)).squeeze(1)
+        if 4 * risen.numel() > rises.numel():
+            self.where = torch.where(rises, scores.max(-1).indices + keys[0], self.where)
+        elif risen.numel():
+            found = scores.view(-1, scores.shape[-1]).index_select(0, risen).max(-1).indices
+            self.where.view(-1)[risen] = found + keys[0]
+        return torch.maximum(self.top, highest)
 
     def mark(self, marks: Tensor, keys: Span, hides: Hidden | None) -> None:
         """Count the values that are not finite and that each row sees; the hidden ones count for nothing."""
@@ -225,22 +265,6 @@ class _Online:
             seen.masked_fill_(hides(), 0.0)
         met = torch.bmm(seen.view(*self.total.shape, -1), self.tile.of_keys(marks, keys))
         self.met = met if self.met is None else self.met + met
-
-    def _raise(self, scores: Tensor, keys: Span) -> Tensor:
-        """The new running maximum; the place of the largest score where it rose."""
-        if self.where is None:
-            return torch.maximum(self.top, scores.amax(-1))
-        if self.sums is not None:
-            highest = scores.amax(-1)
-            risen = torch.nonzero((highest > self.top).view(-1)).squeeze(1)
-            if 2 * risen.numel() < highest.numel():  # a search over few rows: amax is much quicker than max
-                if risen.numel():
-                    found = scores.view(-1, scores.shape[-1])[risen].max(-1).indices
-                    self.where.view(-1)[risen] = found + keys[0]
-                return torch.maximum(self.top, highest)
-        highest, index = scores.max(-1)
-        torch.where(highest > self.top, index + keys[0], self.where, out=self.where)
-        return torch.maximum(self.top, highest)
 
     def _distance(self, weights: Tensor, spare: Tensor, total: Tensor, keys: Span) -> Tensor:
         """Sum of p * |i - j| over the block: linear in j left or right of the rows, element by element across them."""
@@ -257,27 +281,21 @@ class _Online:
         return gap if left else gap.neg_()
 
     def store(self) -> None:
-        """Write the tile's part of the outputs; rows that saw nothing keep theirs."""
+        """Hand the tile's part over; rows without a block of keys keep what they were made with."""
         if self.sums is None:
             return
-        state, tile = self.state, self.tile
-        empty = self.top <= hidden_score(state.z.dtype)
-
-        def put(target: Tensor, value: Tensor, nothing: float) -> None:
-            tile.of_queries(target).copy_(value.masked_fill(empty, nothing).view(tile.shape))
-
-        z = self.sums.div_(self.total[..., None]).masked_fill_(empty[..., None], 0.0)
+        state, of_queries, shape = self.state, self.tile.of_queries, self.tile.shape
+        z = self.sums.view(*shape, -1)
+        torch.div(z, self.total.view(*shape, 1), out=of_queries(state.z))
         if self.met is not None:
-            for met, value in zip(self.met.chunk(3, dim=-1), (torch.nan, torch.inf, -torch.inf), strict=True):
-                z += torch.zeros_like(z).masked_fill_(met > 0, value)
-        tile.of_queries(state.z).copy_(z.view(*tile.shape, -1))
-        natural = self.top / LOG2_E
-        spread = self.total.log()
-        put(state.lse, natural + spread, -torch.inf)
-        put(state.peak, -spread, -torch.inf)
-        put(state.top, self.top, hidden_score(state.z.dtype))
-        if state.entropy is not None and self.where is not None and state.argmax is not None:
-            put(state.entropy, spread - self.slope / (self.total * LOG2_E), 0.0)
-            tile.of_queries(state.argmax).copy_(self.where.masked_fill_(empty, -1).view(tile.shape))
+            for met, value in zip(
+                self.met.view(*shape, -1).chunk(3, dim=-1), (torch.nan, torch.inf, -torch.inf), strict=True
+            ):
+                of_queries(state.z).add_(torch.zeros_like(z).masked_fill_(met > 0, value))
+        of_queries(state.top).copy_(self.top.view(shape))
+        of_queries(state.total).copy_(self.total.view(shape))
+        if state.slope is not None and state.argmax is not None:
+            of_queries(state.slope).copy_(self.slope.view(shape))
+            of_queries(state.argmax).copy_(self.where.view(shape))
         if state.far is not None:
-            put(state.far, self.far / self.total, 0.0)
+            of_queries(state.far).copy_(self.far.view(shape))

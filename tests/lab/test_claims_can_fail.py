@@ -191,9 +191,12 @@ def test_specialisation_needs_its_condition_if_a_head_has_no_job(monkeypatch: py
 def machine(bandwidth: float, peak: float) -> Any:
     """Times on a machine that does nothing but read and compute, whichever takes longer."""
 
-    def times(kv_heads: int, context: int, repeats: int, seed: int) -> dict[str, list[float]]:
+    def one(kv_heads: int, context: int) -> dict[str, list[float]]:
         stream = cache.cache_bytes(kv_heads, context) / bandwidth
-        return {"decode": [max(stream, cache.flops(context) / peak)] * repeats, "stream": [stream] * repeats}
+        return {"decode": [max(stream, cache.flops(context) / peak)], "stream": [stream]}
+
+    def times(context: int, repeats: int, seed: int) -> dict[int, dict[str, list[float]]]:
+        return {kv_heads: one(kv_heads, context) for kv_heads in cache.KV_HEADS}
 
     return times
 

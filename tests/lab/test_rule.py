@@ -42,7 +42,7 @@ def test_a_value_that_is_no_number_keeps_no_bound() -> None:
 
 def test_mean_smallest_and_largest_are_told_apart() -> None:
     quantity = Quantity("x", (1.0, 2.0, 6.0))
-    assert [quantity.over(which) for which in ("mean", "min", "max")] == [3.0, 1.0, 6.0]
+    assert [quantity.over(which) for which in ("mean", "median", "min", "max")] == [3.0, 2.0, 1.0, 6.0]
     assert quantity.spread == pytest.approx(math.sqrt(14 / 3))
 
 

@@ -157,7 +157,7 @@ def _numbers(outcome: Outcome) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    rule = Table("the rule, fixed before the run", "threshold", "measured", "kept", box=None, pad_edge=False)
+    rule = Table("the rule", "threshold", "measured", "kept", box=None, pad_edge=False)
     for check in (*outcome.conditioned, *outcome.stated):
         rule.add_row(
             check.threshold.says,

@@ -33,8 +33,9 @@ _INTRODUCTION: Final = """\
 
 Each claim below is an experiment that can come out either way. A rule with thresholds, written down before the run,
 turns what was measured into one of three verdicts: **holds**, **holds under a condition** (which is named), **does not
-hold as stated**. Numbers are means over seeds, with the standard deviation over seeds behind ±. Run them with
-`headwise lab`, or one with `headwise lab NAME`; both take `--seed`.
+hold as stated**. Where a rule was changed after a first look at results, its section says so. Numbers are means over
+seeds, with the standard deviation over seeds behind ±. Run them with `headwise lab`, or one with `headwise lab NAME`;
+both take `--seed`.
 
 Symbols: n positions, d_model the width of the residual stream, h heads, d_k and d_v the widths of a head's queries and
 keys and of its values, W_Q, W_K, W_V, W_O the projections, z what a head reads (its weights times its values).
@@ -152,7 +153,7 @@ def _section(number: int, outcome: Outcome) -> str:
         parts.append("\n".join(f"- *{term}*: {meaning}." for term, meaning in experiment.terms.items()) + "\n")
     if experiment.changed:
         parts.append(f"**Changed after a first look.** {experiment.changed}\n")
-    parts += [_rule(outcome, experiment.rule), _numbers(outcome), _literature(outcome, experiment)]
+    parts += [_rule(outcome), _numbers(outcome), _literature(outcome, experiment)]
     return "\n".join(part for part in parts if part)
 
 
@@ -160,20 +161,17 @@ def _condition(outcome: Outcome, rule: Rule) -> str:
     return f", namely that {rule.condition}." if outcome.verdict is Verdict.CONDITION else "."
 
 
-def _rule(outcome: Outcome, rule: Rule) -> str:
+def _rule(outcome: Outcome) -> str:
     """The rule with what came out."""
-    lines = ["**The rule, fixed before the run.**", "", "| | threshold | measured | kept |", "|---|---|---|---|"]
+    lines = ["**The rule.**", "", "| | threshold | measured | kept |", "|---|---|---|---|"]
     lines += [_row(check) for check in (*outcome.conditioned, *outcome.stated)]
     every, some = len(outcome.stated) + len(outcome.conditioned), len(outcome.conditioned)
     if some:
         lines.append(
-            f"\nHolds if all {every} are kept; under the condition that {rule.condition} if the first {some} are;"
-            " otherwise not.\n"
+            f"\nThe claim holds if all {every} are kept, and under the condition if only the first {some} are.\n"
         )
     else:
-        lines.append(
-            "\nHolds if all are kept, otherwise not.\n" if every > 1 else "\nHolds if it is kept, otherwise not.\n"
-        )
+        lines.append("\nThe claim holds if all are kept.\n")
     return "\n".join(lines)
 
 

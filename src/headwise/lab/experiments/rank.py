@@ -157,8 +157,8 @@ def measure(seed: int, size: str) -> Findings:
         f" {D_K}). Below d_model positions the layer's write always has rank n, so d_model is no constraint there."
         f" The softmax lifts the rank: patterns have {q['pattern_rank'].mean:.0%} of n. What low-rank scores cost"
         f" depends on the pattern: a random dense pattern of {FIT_TOKENS} tokens needs rank"
-        f" {q['needed_dense'].text()}, while a permutation needs rank 2 and large scores ({q['circle'].mean:.3f} on"
-        " the right key)."
+        f" {q['needed_dense'].text()} to come within 0.01 nats, while a permutation needs rank 2 and large scores"
+        f" ({q['circle'].mean:.3f} on the right key)."
     )
     return found
 

@@ -130,15 +130,10 @@ def scan_run(
     if measures is not None:
         asked["measures"] = [measure.name for measure in taken]
     asked |= {"batch_size": batch_size, "max_length": max_length, "limit": limit, "backend": backend}
-    table = table_of(
-        handle.layout,
-        observer,
-        model=handle.name,
-        weight_hash=handle.source.weight_hash,
-        parts=[survey.digest],
-    )
+    weights = handle.source.weight_hash
+    table = table_of(handle.layout, observer, model=handle.name, weight_hash=weights, parts=[survey.digest])
     document = run_document(
-        **facts_of(handle, data.facts, log, shown.warnings),
+        **facts_of(handle, data.facts, log, shown.warnings, weights),
         arguments=asked,
         seed=seed,
         seconds=time.monotonic() - started,

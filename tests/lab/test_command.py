@@ -28,7 +28,7 @@ def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_experiment_prints_verdict_rule_and_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "worked-split", "--quick"]) == 0
     printed = capsys.readouterr()
-    assert "-> holds\n" in " ".join(printed.out.split(" ")).replace(" \n", "\n")
+    assert "  -> holds" in [line.rstrip() for line in printed.out.splitlines()]
     assert "separation_two" in printed.out
     assert "its verdicts count for nothing" in printed.err
 

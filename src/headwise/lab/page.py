@@ -166,12 +166,12 @@ def _rule(outcome: Outcome) -> str:
     lines = ["**The rule.**", "", "| | threshold | measured | kept |", "|---|---|---|---|"]
     lines += [_row(check) for check in (*outcome.conditioned, *outcome.stated)]
     every, some = len(outcome.stated) + len(outcome.conditioned), len(outcome.conditioned)
+    whole = "both" if every == 2 else f"all {every}"
     if some:
-        lines.append(
-            f"\nThe claim holds if all {every} are kept, and under the condition if only the first {some} are.\n"
-        )
+        part = "the first is" if some == 1 else f"the first {some} are"
+        lines.append(f"\nThe claim holds if {whole} are kept, and under the condition if only {part}.\n")
     else:
-        lines.append("\nThe claim holds if all are kept.\n")
+        lines.append(f"\nThe claim holds if {whole} are kept.\n" if every > 1 else "\nThe claim holds if it is kept.\n")
     return "\n".join(lines)
 
 

@@ -159,9 +159,9 @@ def _rows(passages: Iterator[Passage], encoder: Encoder, plan: _Plan, facts: Fac
             if target.tokens == 0:
                 facts.skipped_passages += 1
                 continue
-            row = _with_decoder(row, target, encoder, plan)
+            row = replace(_with_decoder(row, target, encoder, plan), target=passage.target or passage.text)
             facts.decoder = _SAID[passage.target is not None]
-        yield row
+        yield replace(row, text=passage.text)
 
 
 def _windows(passages: Iterator[Passage], window: int, encoder: Encoder, plan: _Plan, facts: Facts) -> Iterator[Row]:

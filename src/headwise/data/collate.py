@@ -31,6 +31,7 @@ class Row:
         values: named lists of whole numbers; those of the encoder side are equally long, and so are the decoder's.
         kinds, decoder_kinds: for each position 0 padding, 1 token, 2 special token.
         cut: tokens taken away by ``max_length``.
+        text, target: the texts that the two sides were made from, where they were.
     """
 
     index: int
@@ -40,6 +41,8 @@ class Row:
     decoder_kinds: Sequence[int] | None = None
     cut: int = 0
     decoder: str | None = field(default=None)
+    text: str | None = None
+    target: str | None = None
 
     @property
     def length(self) -> int:
@@ -85,7 +88,16 @@ def collate(rows: Sequence[Row], rules: InputRules, *, left: bool = False) -> Ba
     if rows[0].decoder_kinds is not None:
         decoder_kinds = pad([row.decoder_kinds or () for row in rows], PADDING, dtype=torch.int8)
     tokens = int((kinds == TOKEN).sum()) + (int((decoder_kinds == TOKEN).sum()) if decoder_kinds is not None else 0)
-    return Batch(inputs, tuple(row.index for row in rows), kinds, decoder_kinds, tokens)
+    return Batch(
+        inputs,
+        tuple(row.index for row in rows),
+        kinds,
+        decoder_kinds,
+        tokens,
+        where=tuple(row.where for row in rows),
+        texts=tuple(row.text for row in rows),
+        targets=tuple(row.target for row in rows),
+    )
 
 
 def from_example(example: Example, index: int, rules: InputRules, max_length: int | None) -> Row:
@@ -175,7 +187,8 @@ def from_ready(batch: ReadyBatch, first: int, rules: InputRules) -> Batch:
     }
     count = next(iter(tensors.values())).shape[0]
     tokens = sum(int((part == TOKEN).sum()) for part in (rows, decoder_rows) if part is not None)
-    return Batch(inputs, tuple(range(first, first + count)), rows, decoder_rows, tokens)
+    said = tuple(f"{where} example {row}" for row in range(count))
+    return Batch(inputs, tuple(range(first, first + count)), rows, decoder_rows, tokens, where=said)
 
 
 def _cast(value: Tensor, rules: InputRules, name: str, where: str) -> Tensor:

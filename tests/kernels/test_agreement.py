@@ -199,6 +199,17 @@ def test_errors_are_at_most_twice_those_of_plain_torch(dtype, peak, causal):
         assert torch.equal(answer.rows.argmax, truth.rows.argmax)
 
 
+@pytest.mark.parametrize("visible", [Visible(causal=True), Visible(window=300), Visible(causal=True, offset=-20)])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_blocks_of_the_usual_size_with_a_bias_that_hides_nothing(visible, groups):
+    q, k, v = torch.randn(2, 9, 601, 8), torch.randn(2, groups, 1301, 8), torch.randn(2, groups, 1301, 4)
+    problem = Problem(q, k, v, visible, ScoreRule(bias=torch.randn(1, 9, 601, 1301), sinks=torch.randn(9)))
+    wanted = Wanted(rows=True, distance=True, pairs=torch.randint(-1, 1301, (2, 1, 601)))
+    want, got = reference.attend(problem, wanted), run(problem, wanted, backend="tiled")
+    assert_same(want, got, 5e-6)
+    assert torch.equal(want.rows.argmax, got.rows.argmax)
+
+
 def test_strides_do_not_matter(backend):
     q, k, v = torch.randn(2, 7, 4, 6), torch.randn(2, 11, 2, 6), torch.randn(6, 11, 2, 2)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.permute(3, 2, 1, 0)

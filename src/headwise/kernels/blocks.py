@@ -7,7 +7,7 @@ exponential should stay in the second-level cache of the cores that work on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from headwise.kernels.masks import Span, cut, has_tensor_rules, hiding_value, key_range, sure_range, visible_block
 from headwise.kernels.problem import Problem
 
-__all__ = ["KEY_BLOCK", "Hidden", "Tile", "hides_by_data", "key_blocks", "spans", "tiles"]
+__all__ = ["KEY_BLOCK", "Hidden", "Tile", "hides_by_data", "key_blocks", "only_hiding", "spans", "tiles"]
 
 #: Makes what a block hides, when it is needed.
 Hidden = Callable[[], Tensor]
@@ -97,17 +97,30 @@ def tiles(problem: Problem) -> Iterator[Tile]:
                 yield Tile(batch_span, group_span, row_span, share)
 
 
+def only_hiding(problem: Problem) -> Problem:
+    """The problem without the added terms that hide no key: what :func:`key_blocks` has to look at."""
+    bias, additive = (
+        term
+        if term is not None and term.numel() and bool(torch.amin(term.detach()) <= hiding_value(term.dtype))
+        else None
+        for term in (problem.rule.bias, problem.rule.additive_mask)
+    )
+    return replace(problem, rule=replace(problem.rule, bias=bias, additive_mask=additive))
+
+
 def hides_by_data(problem: Problem) -> bool:
     """Whether data can hide a key, and not only its distance from the query."""
-    return has_tensor_rules(problem.visible) or any(hides_some(term) for term in problem.rule.added)
+    return has_tensor_rules(problem.visible) or bool(problem.rule.added)
 
 
-def key_blocks(problem: Problem, tile: Tile, by_data: bool) -> Iterator[tuple[Span, Hidden | None]]:
+def key_blocks(problem: Problem, tile: Tile) -> Iterator[tuple[Span, Hidden | None]]:
     """Key blocks in which a query of the tile may see something, in order, each with what it hides.
 
     The second part is None where nothing is hidden, otherwise a function that makes a bool with five
-    axes, broadcastable to (batch, groups, share, rows, keys), True = hidden.
+    axes, broadcastable to (batch, groups, share, rows, keys), True = hidden. The problem is one that
+    :func:`only_hiding` has cleared; without data that hides, the mask has lengths of 1 but for rows and keys.
     """
+    by_data = hides_by_data(problem)
 
     def by_distance(keys: Span) -> Hidden:
         def make() -> Tensor:
@@ -128,8 +141,3 @@ def key_blocks(problem: Problem, tile: Tile, by_data: bool) -> Iterator[tuple[Sp
             yield keys, None
         elif bool(seen.any()):
             yield keys, partial(split_heads, ~seen, tile.share)
-
-
-def hides_some(term: Tensor) -> bool:
-    """Whether an added term hides any key at all."""
-    return term.numel() > 0 and bool(torch.amin(term.detach()) <= hiding_value(term.dtype))

@@ -36,7 +36,7 @@ def pair_weights(problem: Problem, keys_PBQ: Tensor, total_BHQ: Tensor) -> Tenso
     scores = torch.stack([pair_scores(problem, keys_BQ) for keys_BQ in keys_PBQ.unbind(0)])
     # Hidden pairs are taken out before the exponential, so that neither they nor an empty row make NaN.
     logits = torch.where(seen, scores - total_BHQ.masked_fill(torch.isneginf(total_BHQ), 0.0), -torch.inf)
-    return torch.exp(logits)
+    return torch.exp(logits.clamp(max=0.0))  # a large score may round above its row's log-sum-exp
 
 
 def pair_scores(problem: Problem, keys_BQ: Tensor) -> Tensor:

@@ -32,12 +32,11 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z in q's dtype and rows in float32 (float64 for float64 input); ``wanted.weights`` is not its business."""
     with own_dtypes(problem.q):
         work = _prepared(problem)
-        raw = attend_core(work, statistics=wanted.statistics, distance=wanted.distance)
-        z, kept = raw.z, None
+        raw = attend_core(work, statistics=wanted.statistics, distance=wanted.distance, pairs=wanted.pairs)
+        z = raw.z
         if problem.rule.sinks is not None:
             sinks_1H1 = problem.rule.sinks.to(raw.lse.dtype).view(1, -1, 1)
-            kept = torch.sigmoid(raw.lse - sinks_1H1)
-            z = z * kept[..., None]
+            z = z * torch.sigmoid(raw.lse - sinks_1H1)[..., None]
         rows = _rows(problem, wanted, work, raw) if wanted.statistics else None
     return Answer(z.to(problem.q.dtype), rows)
 
@@ -54,12 +53,16 @@ def _prepared(problem: Problem) -> Problem:
 
 
 def _rows(problem: Problem, wanted: Wanted, work: Problem, raw: Raw) -> Rows:
-    total, sink, max_weight = raw.lse, None, torch.exp(raw.peak)
+    total, sink, max_weight, pairs = raw.lse, None, torch.exp(raw.peak), raw.pairs
     if problem.rule.sinks is not None:
         sinks_1H1 = problem.rule.sinks.to(total.dtype).view(1, -1, 1)
         total = torch.logaddexp(raw.lse, sinks_1H1)
         sink = torch.sigmoid(sinks_1H1 - raw.lse)
-        max_weight = max_weight * torch.sigmoid(raw.lse - sinks_1H1)
+        kept = torch.sigmoid(raw.lse - sinks_1H1)
+        max_weight = max_weight * kept
+        pairs = None if pairs is None else pairs * kept
+    if wanted.pairs is not None and pairs is None:
+        pairs = pair_weights(work, wanted.pairs, total)
     assert raw.entropy is not None
     assert raw.argmax is not None
     return Rows(
@@ -70,5 +73,5 @@ def _rows(problem: Problem, wanted: Wanted, work: Problem, raw: Raw) -> Rows:
         visible=visible_counts(problem).expand(raw.lse.shape),
         sink=sink,
         distance=raw.distance,
-        pairs=None if wanted.pairs is None else pair_weights(work, wanted.pairs, total),
+        pairs=pairs,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.kernels.blocks import Hidden, Tile, tiles
 from headwise.kernels.masks import Span
 from headwise.kernels.problem import Problem
-from headwise.kernels.tiled_core import LOG2_E, Raw, Scores, gaps
+from headwise.kernels.tiled_core import LOG2_E, Raw, Scores
 
 __all__ = ["RowGradients", "backward"]
 
@@ -174,7 +174,7 @@ class _Backward:
             dt.addcmul_(below.clamp(min=floor), tile.of_queries(gradients.entropy).reshape(shape), value=-1.0 / LOG2_E)
         if gradients.distance is not None:
             far = tile.of_queries(gradients.distance)[..., None]
-            dt.view(*tile.shape, -1).addcmul_(gaps(self.problem, tile, keys), far)
+            dt.view(*tile.shape, -1).addcmul_(self.scores.gaps(tile, keys), far)
         return dt
 
     def _add_peak(self, tile: Tile, dt: Tensor, keys: Span) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.kernels.blocks import KEY_BLOCK, Hidden, Tile, hides_by_data, key_blocks, tiles
+from headwise.kernels.blocks import KEY_BLOCK, Hidden, Tile, hides_by_data, key_blocks, only_hiding, tiles
 from headwise.kernels.masks import Span
 from headwise.kernels.problem import Problem
 
-__all__ = ["Raw", "Scores", "forward", "gaps", "hidden_score"]
+__all__ = ["Raw", "Scores", "forward", "hidden_score"]
 
 
 #: Scores are kept in units of log 2: exp2 is quick for every argument, exp is not where it underflows.
@@ -27,6 +27,7 @@ class Raw:
     Attributes:
         peak: log of the largest weight.
         top: the largest score, in units of log 2, as the backward pass needs it.
+        pairs: weights of the named keys, (P, B, H, Q).
     """
 
     z: Tensor
@@ -36,6 +37,7 @@ class Raw:
     entropy: Tensor | None = None
     argmax: Tensor | None = None
     distance: Tensor | None = None
+    pairs: Tensor | None = None
 
 
 def hidden_score(dtype: torch.dtype) -> float:
@@ -46,9 +48,12 @@ def hidden_score(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 8  # two added terms and the mask may hide one key together
 
 
-def forward(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
-    """All tiles, without gradients; the problem is in its dtype of computation, with plain groups."""
-    state = _Forward(problem, statistics, distance)
+def forward(problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None) -> Raw:
+    """All tiles, without gradients; the problem is in its dtype of computation, with plain groups.
+
+    ``pairs`` (P, B or 1, Q) names keys whose weights are picked up on the way; -1 for none.
+    """
+    state = _Forward(problem, statistics, distance, pairs)
     for tile in tiles(problem):
         state.run(tile)
     return state.raw()
@@ -66,8 +71,9 @@ class Scores:
         cap = problem.rule.softcap
         self.factor = problem.scale * LOG2_E if cap is None else problem.scale / cap
         self.scratch: dict[str, Tensor] = {}
-        self.floors: dict[tuple[int, ...], Tensor] = {}
-        self.by_data = hides_by_data(problem)
+        self.floors: dict[tuple[int, int, int], Tensor] = {}
+        self.distances: dict[tuple[int, int, int], Tensor] = {}
+        self.hiding = only_hiding(problem)
 
     def buffer(self, name: str, *shape: int) -> Tensor:
         """Scratch of this shape, the same memory at every call of the same name."""
@@ -79,7 +85,7 @@ class Scores:
 
     def blocks(self, tile: Tile) -> Iterator[tuple[Span, Hidden | None]]:
         """The key blocks of a tile, each with what it hides; see :func:`key_blocks`."""
-        return key_blocks(self.problem, tile, self.by_data)
+        return key_blocks(self.hiding, tile)
 
     def queries(self, tile: Tile) -> Tensor:
         """The tile's queries, scaled before the product: (batch * groups, share * rows, d_k)."""
@@ -113,14 +119,24 @@ class Scores:
             view.masked_fill_(hides(), low)
             return
         # Adding the floor is much quicker than filling, and swallows every finite score.
-        if self.by_data:
+        if hides_by_data(self.hiding):
             view.add_(_floor_of(hides(), view))
             return
-        place = (tile.rows[0] - keys[0], tile.rows[1] - tile.rows[0], keys[1] - keys[0])
+        place = _place(tile, keys)
         floor = self.floors.get(place)
         if floor is None:
             floor = self.floors[place] = _floor_of(hides(), view)
         view.add_(floor)
+
+    def gaps(self, tile: Tile, keys: Span) -> Tensor:
+        """|i - j| for the tile's rows and a block of keys, (rows, keys)."""
+        place = _place(tile, keys)
+        found = self.distances.get(place)
+        if found is None:
+            i = torch.arange(place[1], device=self.k.device, dtype=self.k.dtype) + (place[0] + self.problem.offset)
+            found = (i[:, None] - torch.arange(place[2], device=self.k.device, dtype=self.k.dtype)).abs()
+            self.distances[place] = found
+        return found
 
     def slope_of_cap(self, shape: torch.Size) -> Tensor:
         """d (capped score) / d (score / cap) of the last block: cap * (1 - tanh^2)."""
@@ -130,23 +146,22 @@ class Scores:
         return tanh.square_().neg_().add_(1.0).mul_(cap)
 
 
+def _place(tile: Tile, keys: Span) -> tuple[int, int, int]:
+    """All that what depends on distance alone depends on: where the rows stand to the keys, and how many there are."""
+    return tile.rows[0] - keys[0], tile.rows[1] - tile.rows[0], keys[1] - keys[0]
+
+
 def _floor_of(hides: Tensor, like: Tensor) -> Tensor:
     """0 where a key is seen, the hidden score where it is not."""
     return torch.zeros_like(hides, dtype=like.dtype).masked_fill_(hides, hidden_score(like.dtype))
 
 
-def gaps(problem: Problem, tile: Tile, keys: Span) -> Tensor:
-    """|i - j| for the tile's rows and a block of keys, (rows, keys)."""
-    i = torch.arange(*tile.rows, device=problem.q.device) + problem.offset
-    j = torch.arange(*keys, device=problem.q.device)
-    return (i[:, None] - j).abs().to(problem.q.dtype)
-
-
 class _Forward:
     """One pass: the outputs, and what every tile shares."""
 
-    def __init__(self, problem: Problem, statistics: bool, distance: bool) -> None:
+    def __init__(self, problem: Problem, statistics: bool, distance: bool, pairs: Tensor | None) -> None:
         q, v = problem.q, problem.v
+        self.named = None if pairs is None else pairs.expand(-1, q.shape[0], -1)
         self.problem, self.statistics, self.distance = problem, statistics, distance
         self.v = v.contiguous()
         self.marks: Tensor | None = None  # where values are NaN, infinite, minus infinite
@@ -162,6 +177,8 @@ class _Forward:
         self.slope = q.new_zeros(row) if statistics else None
         self.argmax = torch.full(row, -1, dtype=torch.int64, device=q.device) if statistics else None
         self.far = q.new_zeros(row) if distance else None
+        low = hidden_score(q.dtype)
+        self.at_pairs = None if self.named is None else q.new_full((self.named.shape[0], *row), low)
 
     def run(self, tile: Tile) -> None:
         """One tile over all its keys."""
@@ -179,6 +196,7 @@ class _Forward:
         lse, peak, z = self.top / LOG2_E + spread, -spread, self.z
         entropy = None if self.slope is None else spread - self.slope / (self.total * LOG2_E)
         far, argmax = None if self.far is None else self.far / self.total, self.argmax
+        pairs = None if self.at_pairs is None else torch.exp2(self.at_pairs - self.top) / self.total
         empty = self.top <= hidden_score(self.top.dtype)
         if bool(empty.any()):
             lse, peak = lse.masked_fill(empty, -torch.inf), peak.masked_fill(empty, -torch.inf)
@@ -186,7 +204,8 @@ class _Forward:
             entropy = None if entropy is None else entropy.masked_fill(empty, 0.0)
             argmax = None if argmax is None else argmax.masked_fill(empty, -1)
             far = None if far is None else far.masked_fill(empty, 0.0)
-        return Raw(z, lse, peak, self.top, entropy, argmax, far)
+            pairs = None if pairs is None else pairs.masked_fill(empty, 0.0)
+        return Raw(z, lse, peak, self.top, entropy, argmax, far, pairs)
 
 
 class _Online:
@@ -200,6 +219,7 @@ class _Online:
         far: sum of p * |i - j|.
         where: key of the largest score.
         met: how many values that are NaN, infinite, minus infinite the row sees.
+        named: keys whose scores are picked up, (batch * groups, share * rows, P), and their scores.
     """
 
     top: Tensor
@@ -215,10 +235,20 @@ class _Online:
         if state.distance:
             i = torch.arange(*tile.rows, device=state.z.device, dtype=state.z.dtype) + state.problem.offset
             self.i = i.repeat(tile.share)
+        if state.named is not None:
+            b, g, share, rows = tile.shape
+            named = state.named[:, slice(*tile.batch), slice(*tile.rows)].permute(1, 2, 0)
+            self.named = named[:, None, None].expand(b, g, share, rows, -1).reshape(b * g, share * rows, -1)
+            self.at_pairs = state.z.new_full(self.named.shape, hidden_score(state.z.dtype))
 
     def add(self, scores: Tensor, keys: Span) -> None:
         """Take in one block of scores, which is overwritten."""
         state, values = self.state, self.tile.of_keys(self.state.v, keys)
+        if state.named is not None:
+            place = self.named - keys[0]
+            inside = (place >= 0) & (place < scores.shape[-1])
+            found = scores.gather(-1, place.clamp_(0, scores.shape[-1] - 1))
+            self.at_pairs = torch.where(inside, found, self.at_pairs)
         top = self._raise(scores, keys)
         scores.sub_(top[..., None])
         weights = torch.exp2(scores, out=state.scores.buffer("weights", *scores.shape))
@@ -273,7 +303,7 @@ class _Online:
         left, right = keys[1] - 1 <= first or problem.visible.causal, keys[0] >= last
         if not (left or right):
             view = spare.view(*tile.shape, -1)
-            torch.mul(weights.view(*tile.shape, -1), gaps(problem, tile, keys), out=view)
+            torch.mul(weights.view(*tile.shape, -1), self.state.scores.gaps(tile, keys), out=view)
             return view.sum(-1).view(total.shape)
         length = keys[1] - keys[0]
         local = torch.mv(weights.view(-1, length), self.state.local[:length]).view(total.shape)
@@ -299,3 +329,6 @@ class _Online:
             of_queries(state.argmax).copy_(self.where.view(shape))
         if state.far is not None:
             of_queries(state.far).copy_(self.far.view(shape))
+        if state.at_pairs is not None:
+            for target, found in zip(state.at_pairs, self.at_pairs.unbind(-1), strict=True):
+                of_queries(target).copy_(found.view(shape))

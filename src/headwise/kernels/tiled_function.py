@@ -18,11 +18,12 @@ from headwise.kernels.tiled_spec import OUTPUTS, Spec
 __all__ = ["attend_core"]
 
 
-def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
+def attend_core(problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None) -> Raw:
     """One pass over a problem in its dtype of computation, with plain groups and no sinks; differentiable.
 
-    Gradients flow from z, lse, entropy and distance to q, k, v and the added terms. They cannot be
-    differentiated a second time.
+    Gradients flow from z, lse, entropy, distance and peak to q, k, v and the added terms. They cannot
+    be differentiated a second time. ``Raw.pairs`` is None where gradients or tracing are in the way: the
+    weights then follow from lse.
     """
     visible, rule = problem.visible, problem.rule
     spec = Spec(
@@ -38,7 +39,16 @@ def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
     tensors = (problem.q, problem.k, problem.v, rule.bias, rule.additive_mask, visible.key_padding, visible.mask)
     if torch.compiler.is_compiling() or problem.q.is_meta or isinstance(problem.q, FakeTensor):
         return attend_traced(spec, *tensors)
+    if not _differentiated(tensors):
+        return forward(problem, statistics=statistics, distance=distance, pairs=pairs)
     return spec.raw(*_apply(_Forward, spec, *tensors))
+
+
+def _differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether autograd or a transform of ``torch.func`` looks on."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 class _Forward(torch.autograd.Function):

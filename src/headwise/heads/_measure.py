@@ -40,8 +40,9 @@ class MeasureInfo:
         better: ``"high"`` or ``"low"`` where one direction is better, None where neither is.
         description: one sentence for people.
         source: where the definition comes from (paper, section, equation), or ``""``.
-        pooled: the number is of all rows together and no mean over rows (a rank, an explained variance), so that the
-            numbers of two parts of the data cannot be merged into that of the whole.
+        pooled: the number depends on all rows together and is not a mean of what each row gives by itself (a rank, an
+            explained variance, an ablation by the data's mean), so that the numbers of two parts of the data cannot be
+            merged into that of the whole.
 
     Raises:
         InputError: the name cannot be a column, or the range is empty.

@@ -51,7 +51,7 @@ def _no_pooled(table: HeadTable) -> None:
     pooled = [name for name, info in table.measures.items() if info.pooled]
     if pooled:
         raise InputError(
-            f"cannot merge: {pooled[0]!r} is a number of all rows together, and that of the whole does not follow from "
+            f"cannot merge: {pooled[0]!r} depends on all rows together, and that of the whole does not follow from "
             "the parts'; measure all the data in one run, or leave it out of both tables"
         )
 

@@ -1,5 +1,7 @@
 """Turns activations into a table of heads: one number per head, with its spread and its rows."""
 
+from headwise.measures.conformance import Conformance as Conformance
+from headwise.measures.conformance import check_measure as check_measure
 from headwise.measures.measure import Look as Look
 from headwise.measures.measure import Measure as Measure
 from headwise.measures.measure import PooledMeasure as PooledMeasure

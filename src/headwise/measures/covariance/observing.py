@@ -106,8 +106,8 @@ class CovarianceObserver:
         silent = [site for site in layout.sites if site not in self.scatters]
         if silent:
             raise MeasureError(
-                f"{len(silent)} of {len(layout.sites)} attention sites were never called, the first is {silent[0].key}; give "
-                "inputs that reach them"
+                f"{len(silent)} of {len(layout.sites)} attention sites were not called, the first is {silent[0].key}; "
+                "give inputs that reach them"
             )
         return Statistics([self._of(site) for site in layout.sites], skip_first=self.skip_first, **facts)
 

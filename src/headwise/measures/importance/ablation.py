@@ -110,8 +110,7 @@ class Ablator:
         assert self.bank is not None
         if kind == "mean":
             return self.bank.mean(head.site)[head.head]
-        queries = _queries(task, head.site)
-        return self.bank.draws(head.site, task.batch, queries)[:, :, head.head]
+        return self.bank.draws(head.site, task.batch, _kinds(task, head.site))[:, :, head.head]
 
     def _check(self, task: Task, reference: object, base: Tensor) -> None:
         """Playing back must give the unchanged loss to the last bit at the middle and the last site."""
@@ -130,9 +129,9 @@ class Ablator:
                 return
 
 
-def _queries(task: Task, site: SiteKey) -> int:
+def _kinds(task: Task, site: SiteKey) -> Tensor:
     decoder = site.stack == "decoder" and task.batch.decoder_rows is not None
     rows = task.batch.decoder_rows if decoder else task.batch.input_rows
     if rows is None:
         raise UnsupportedError(f"{site}: resample ablation needs inputs of tokens; ablate by 'mean' or 'zero'")
-    return rows.shape[1]
+    return rows

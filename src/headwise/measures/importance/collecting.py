@@ -81,8 +81,8 @@ def gradient_infos(loss: Loss) -> tuple[MeasureInfo, MeasureInfo]:
             f"({loss.unit})^2",
             low=0.0,
             better="high",
-            description=f"(dL/dgate)^2 of the head per example, the diagonal of the empirical Fisher matrix of the gates; rows "
-            f"are examples. Loss: {loss.said}.",
+            description=f"(dL/dgate)^2 of the head per example, diagonal of the gates' empirical Fisher matrix; "
+            f"rows are examples. Loss: {loss.said}.",
             source="Kwon et al. 2022, A Fast Post-Training Pruning Framework for Transformers, section 4 (equation 5)",
         ),
     )
@@ -92,8 +92,8 @@ def ablation_info(loss: Loss, kind: Ablation) -> MeasureInfo:
     """The measure of one kind of ablation: ``ablation_zero``, ``ablation_mean`` or ``ablation_resample``."""
     by = {
         "zero": "zero",
-        "mean": "its mean over the data's rows",
-        "resample": "its output at random rows of other passages",
+        "mean": "its mean over the rows of this data",
+        "resample": "its output at random rows of other passages of this data",
     }[kind]
     return MeasureInfo(
         f"ablation_{kind}",
@@ -101,6 +101,7 @@ def ablation_info(loss: Loss, kind: Ablation) -> MeasureInfo:
         better="high",
         description=f"Rise of the loss when the head's output is replaced by {by}; rows are examples. "
         f"Loss: {loss.said}.",
+        pooled=kind != "zero",
         source="Voita et al. 2019, section 4; Chan et al. 2022, Causal Scrubbing (resample)"
         if kind == "resample"
         else "Michel et al. 2019, section 3.2 (ablating one head)",

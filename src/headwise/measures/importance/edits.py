@@ -105,15 +105,17 @@ class OutputBank:
         total, rows = self._totals[site]
         return total / rows
 
-    def draws(self, site: SiteKey, batch: Batch, queries: int) -> Tensor:
-        """For every row of a batch the outputs of all heads at a row of another passage, (B, Q, H, D_v).
+    def draws(self, site: SiteKey, batch: Batch, kinds_BQ: Tensor) -> Tensor:
+        """For every real row of a batch the outputs of all heads at a row of another passage, (B, Q, H, D_v).
+
+        Padding rows get zeros.
 
         Raises:
             InputError: there is no other passage.
         """
         entries = sorted(self._rows.get(site, []), reverse=True)
         drawn = []
-        for key in self._of(batch):
+        for row, key in enumerate(self._of(batch)):
             others = [rows for other, rows in entries if other != -key]
             if not others:
                 raise InputError(
@@ -121,8 +123,11 @@ class OutputBank:
                     "give more, or ablate by 'mean' or 'zero'"
                 )
             pool = torch.cat(others)
-            pick = torch.randint(len(pool), (queries,), generator=generator_for(key, self._seed, "resample"))
-            drawn.append(pool[pick.to(pool.device)])
+            real = (kinds_BQ[row] != PADDING).to(pool.device)
+            pick = torch.randint(len(pool), (int(real.sum()),), generator=generator_for(key, self._seed, "resample"))
+            rows = pool.new_zeros(len(real), *pool.shape[1:])
+            rows[real] = pool[pick.to(pool.device)]
+            drawn.append(rows)
         return torch.stack(drawn)
 
 

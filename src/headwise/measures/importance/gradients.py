@@ -132,8 +132,8 @@ def checked_losses(loss: Loss, outputs: Any, task: Task, reference: Any = None) 
     if bad:
         value = float(losses.detach()[bad[0]])
         raise MeasureError(
-            f"{named(task.model, task.batch, bad[0])}: the loss {loss.name} is {value}, so importance means nothing; look "
-            "at the input, the labels, or the model's dtype"
+            f"{named(task.model, task.batch, bad[0])}: the loss {loss.name} is {value}, so importance means nothing; "
+            "look at the input, the labels, or the model's dtype"
         )
     return losses
 

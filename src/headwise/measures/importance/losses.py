@@ -132,9 +132,10 @@ def _token_kinds(model: Model, batch: Batch, decoder: bool, loss: str) -> tuple[
 
 
 def _shifted(ids: Tensor, kinds: Tensor) -> Tensor:
-    """The token after each position, where that is a token of the text."""
+    """The token after each real position, where that is a token of the text."""
     targets = torch.full_like(ids, _IGNORED)
-    targets[:, :-1] = torch.where(kinds[:, 1:] == TOKEN, ids[:, 1:], _IGNORED)
+    has = (kinds[:, 1:] == TOKEN) & (kinds[:, :-1] != PADDING)
+    targets[:, :-1] = torch.where(has, ids[:, 1:], _IGNORED)
     return targets
 
 

@@ -97,6 +97,19 @@ def test_uneven_layers_and_windows_are_listed(tmp_path: Path, capsys: pytest.Cap
     assert "W - 1" in err
 
 
+def test_every_stack_and_kind_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 31, "d_model": 24}
+    fields |= {"d_kv": 6, "d_ff": 19, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    out, _ = said(capsys, "cost", str(tmp_path), "--context", "7", "--source", "5")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "2 x encoder self: 4 heads of width 6, d_model 24" in lines
+    assert "batch 1, context 7, 5 on the encoder's side; float32, cache float32" in lines
+    for line in ("encoder self, layer 0 2,432", "encoder self, layer 1 2,304", "decoder self, layer 1 to 2 2,304 each"):
+        assert line in lines
+    assert "decoder cross, layer 0 to 2 2,304 each" in lines
+
+
 def test_sweeps_say_what_stays(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = said(capsys, "cost", "--d-model", "768", "--heads", "12", "--layers", "12", "--bias", "--sweep", "heads")
     assert "> 12   64      *" in out

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import (
     BertConfig,
@@ -157,6 +158,18 @@ def test_quantised_configs_are_accounted_for(tmp_path: Path) -> None:
     """Only numbers are needed, so packed weights are no obstacle."""
     folder = folder_of(tmp_path, quantization_config={"quant_method": "fp8"})
     assert cost(folder, context=7).parameters.total == cost(LlamaConfig(**SMALL), context=7).parameters.total
+
+
+def test_an_output_matrix_that_is_stored_apart_is_said(tmp_path: Path) -> None:
+    """Only names and shapes of the checkpoint are read; a damaged one is no obstacle, and is said."""
+    folder = folder_of(tmp_path, tie_word_embeddings=True)
+    assert not any("stores both" in note for note in cost(folder, context=7).notes)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    save_file({name: torch.zeros(31, 24) for name in names}, folder / "model.safetensors")
+    notes = cost(folder, context=7).notes
+    assert any("stores both: if they differ, the model has 744 parameters more" in note for note in notes)
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    assert any(note.startswith("the weights were not looked at") for note in cost(folder, context=7).notes)
 
 
 class Plain(nn.Module):

@@ -16,6 +16,7 @@ from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.folder import Folder
 from headwise.models.loading.hub import find
 from headwise.models.loading.silence import silenced
+from headwise.models.loading.weights import check_safetensors
 
 __all__ = ["skeleton", "skeleton_of_config"]
 
@@ -60,7 +61,30 @@ def skeleton(
         module = _build(kind, config, where)
         if raw.get("tie_word_embeddings") is False and config.tie_word_embeddings:
             _untie(module)
-    return module, notes
+    return module, notes + _stored_apart(folder, module)
+
+
+def _stored_apart(folder: Path, module: nn.Module) -> list[str]:
+    """Say where the checkpoint stores an output matrix that the config ties to the embedding table.
+
+    It may be a copy, or weights of its own, which the config does not tell; only names and shapes are read.
+    """
+    try:
+        stored = check_safetensors(folder) if any(folder.glob("model*.safetensors*")) else {}
+    except ModelError as error:
+        return [f"the weights were not looked at: {error}"]
+    get = getattr(module, "get_output_embeddings", None)
+    output = getattr(get() if callable(get) else None, "weight", None)
+    if output is None:
+        return []
+    names = [name for name, weight in module.named_parameters(remove_duplicate=False) if weight is output]
+    held = [name for name in names if name in stored]
+    if len(held) < 2:
+        return []
+    return [
+        f"the config ties {' and '.join(held)}, and the checkpoint stores both: if they differ, the model has "
+        f"{output.numel():,} parameters more"
+    ]
 
 
 def _untie(module: nn.Module) -> None:

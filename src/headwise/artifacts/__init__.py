@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
 from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
+from headwise.artifacts._documents import ROLES_FORMAT as ROLES_FORMAT
+from headwise.artifacts._documents import ROLES_VERSION as ROLES_VERSION
 from headwise.artifacts._documents import RUN_FORMAT as RUN_FORMAT
 from headwise.artifacts._documents import RUN_VERSION as RUN_VERSION
 from headwise.artifacts._documents import REDUNDANCY_FORMAT as REDUNDANCY_FORMAT
@@ -41,6 +43,8 @@ __all__ = [
     "REDUNDANCY_FORMAT",
     "REDUNDANCY_VERSION",
     "REPORT_FILE",
+    "ROLES_FORMAT",
+    "ROLES_VERSION",
     "RUN_FILE",
     "RUN_FORMAT",
     "RUN_VERSION",

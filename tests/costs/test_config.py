@@ -21,7 +21,7 @@ from transformers import (
     T5Config,
 )
 
-from headwise.costs import grid, ledger
+from headwise.costs import block_parameters, grid, ledger
 from headwise.errors import InputError, ModelError, UnsupportedError
 from headwise.models import wrap
 from headwise.verbs import cost, sweep
@@ -170,6 +170,16 @@ def test_an_output_matrix_that_is_stored_apart_is_said(tmp_path: Path) -> None:
     assert any("stores both: if they differ, the model has 744 parameters more" in note for note in notes)
     (folder / "model.safetensors").write_bytes(b"no tensors")
     assert any(note.startswith("the weights were not looked at") for note in cost(folder, context=7).notes)
+
+
+def test_torchs_own_attention() -> None:
+    module = nn.TransformerEncoderLayer(24, 4, 19, batch_first=True)
+    read = numbers_of(module)
+    (site,) = read.attention
+    assert (site.query_heads, site.kv_heads, site.d_k, site.causal) == (4, 4, 6, False)
+    assert block_parameters(site).total == sum(weight.numel() for weight in module.self_attn.parameters())
+    assert read.rest.matrices == {"encoder": 2 * 24 * 19}
+    assert read.rest.parameters == sum(weight.numel() for weight in module.parameters())
 
 
 class Plain(nn.Module):

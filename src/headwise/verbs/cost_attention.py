@@ -99,6 +99,9 @@ def find_attention(root: nn.Module) -> Iterator[Found]:
     for path, module in root.named_modules():
         if is_stateful(module):
             continue
+        if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+            yield Found(path, module, nearest_config(root, path) or config, output=module.out_proj)
+            continue
         children = dict(module.named_children())
         found = Found(path, module, nearest_config(root, path) or config)
         separate = next((names for names in SEPARATE if _fits(children, names)), None)
@@ -152,9 +155,9 @@ def _output(root: nn.Module, path: str, children: dict[str, nn.Module], found: F
             return child, False
     if "." in path:
         sibling = getattr(root.get_submodule(path.rpartition(".")[0]), "output", None)
-        dense = getattr(sibling, "dense", None)
-        if is_matrix(dense):
-            return dense, True
+        for outside in (sibling, getattr(sibling, "dense", None)):
+            if is_matrix(outside):
+                return outside, True
     return None, False
 
 

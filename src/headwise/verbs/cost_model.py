@@ -138,7 +138,10 @@ def _windows(sites: list[AttentionNumbers], config: Any) -> tuple[list[Attention
     decoder = [at for at, site in enumerate(sites) if site.stack == "decoder" and site.kind == "self" and site.causal]
     if not decoder or not isinstance(config, PreTrainedConfig):
         return sites, []
-    kinds, extras = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    text = config.get_text_config(decoder=True)
+    if not hasattr(text, "num_hidden_layers"):
+        return sites, []
+    kinds, extras = get_layer_types_and_kwargs(text)
     attending = [(kind, extra) for kind, extra in zip(kinds, extras, strict=True) if _attends(kind)]
     if len(attending) != len(decoder):
         if not any("sliding_window" in extra for extra in extras):

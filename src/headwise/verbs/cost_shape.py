@@ -43,13 +43,28 @@ def read_shape(found: Found) -> AttentionNumbers:
         UnsupportedError: the width of a head cannot be told; what was looked for is listed.
         ModelError: the weights fit no whole number of heads, or the module says another number.
     """
-    if "kv_b_proj" in dict(found.module.named_children()):
+    if isinstance(found.module, nn.MultiheadAttention):
+        numbers = _torchs_own(found.module)
+    elif "kv_b_proj" in dict(found.module.named_children()):
         numbers = _latent(found)
     elif found.fused is not None:
         numbers = _fused(found)
     else:
         numbers = _separate(found)
     return _with_the_rest(found, numbers)
+
+
+def _torchs_own(module: nn.MultiheadAttention) -> AttentionNumbers:
+    """``nn.MultiheadAttention`` keeps its three projections in one parameter, not in a layer."""
+    bias = module.in_proj_bias is not None
+    return AttentionNumbers(
+        d_model=module.embed_dim,
+        query_heads=module.num_heads,
+        kv_heads=module.num_heads,
+        d_k=module.head_dim,
+        d_v=module.head_dim,
+        biases=(bias, bias, bias, _bias(module.out_proj)),
+    )
 
 
 def _separate(found: Found) -> AttentionNumbers:

@@ -10,7 +10,8 @@ from torch import Tensor
 from headwise.kernels.blocks import Hidden, Tile, tiles
 from headwise.kernels.masks import Span
 from headwise.kernels.problem import Problem
-from headwise.kernels.tiled_core import LOG2_E, Raw, Scores
+from headwise.kernels.tiled_core import Raw
+from headwise.kernels.tiled_scores import LOG2_E, Scores
 
 __all__ = ["RowGradients", "backward"]
 

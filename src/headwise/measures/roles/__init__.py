@@ -19,7 +19,8 @@ from headwise.measures.roles.role import as_role as as_role
 from headwise.measures.roles.spacy_parse import spacy_parser as spacy_parser
 from headwise.measures.roles.syntax import coreference_role as coreference_role
 from headwise.measures.roles.syntax import syntax_roles as syntax_roles
-from headwise.measures.roles.table import RoleScore as RoleScore
+from headwise.measures.roles.repeated import repeated_tokens as repeated_tokens
+from headwise.measures.roles.score import RoleScore as RoleScore
 from headwise.measures.roles.table import RoleTable as RoleTable
 from headwise.measures.roles.tokens import Tokens as Tokens
 from headwise.measures.roles.verdict import Criterion as Criterion

@@ -18,15 +18,18 @@ __all__ = ["monotonic"]
 @dataclass(frozen=True)
 class _Monotonic:
     tolerance: float
+    ahead: int
     spans: Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]] | None
 
     def __call__(self, tokens: Tokens) -> Groups | Pairs:
         assert tokens.keys is not None
         first, stop = self._span(tokens)
-        queries = _text_positions(tokens)
-        if len(queries) < 2 or stop - first < 2:
+        text = _text_positions(tokens)
+        kept = text >= self.ahead
+        if kept.sum() < 2 or stop - first < 2:
             return Pairs.of([], [])
-        middle = first + _progress(tokens, queries) * (stop - first)
+        queries = text[kept] - self.ahead
+        middle = first + _progress(tokens, text)[kept] * (stop - first)
         reach = max(0.5, self.tolerance * (stop - first))
         low = np.clip(np.ceil(middle - reach - 0.5), first, stop - 1).astype(np.int64)
         high = np.clip(np.floor(middle + reach - 0.5), first, stop - 1).astype(np.int64)
@@ -72,7 +75,10 @@ def _progress(tokens: Tokens, queries: np.ndarray[tuple[int], np.dtype[np.int64]
 
 
 def monotonic(
-    tolerance: float = 0.05, spans: Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]] | None = None
+    tolerance: float = 0.05,
+    *,
+    ahead: int = 1,
+    spans: Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]] | None = None,
 ) -> Role:
     """Keys near the place that is as far along as the query is, for cross-attention.
 
@@ -81,14 +87,17 @@ def monotonic(
 
     Args:
         tolerance: half the width of the band, as a share of the keys; at least half a key.
+        ahead: which token a query stands for: 1 for the one after it, which a decoder's row predicts, 0 for its own.
         spans: for each passage the keys ``[first, stop)`` that hold something: the frames of the speech, where the
             encoder pads with silence (Whisper: 50 frames a second). All keys that are no special tokens by default.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < 0.5:
         raise InputError(f"tolerance must be a share of the keys from 0 to below 0.5, and is {tolerance!r}")
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+        raise InputError(f"ahead must be a whole number of tokens, 0 or more, and is {ahead!r}")
     return Role(
         "monotonic",
-        _Monotonic(float(tolerance), spans),
+        _Monotonic(float(tolerance), ahead, spans),
         kind="cross",
         description="The key as far along its sequence as the query is along its own",
         source="Raffel et al. 2017, Online and Linear-Time Attention by Enforcing Monotonic Alignments, section 2.2",

@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.kernels import Predicate, Problem, Wanted, run, visible_block
 from headwise.measures.roles.links import Ints
 from headwise.measures.roles.plans import GroupRows
-from headwise.measures.roles.tally import Sums
+from headwise.measures.roles.tally import FIRST_KEY, Baseline, Sums
 
 __all__ = ["RowsSeen", "passage_sums"]
 
@@ -180,9 +180,11 @@ def _on(
     return there.any(-1), score, share.to(score.dtype)
 
 
-def _offsets(plan: GroupRows, rows: Ints) -> Counter[int]:
+def _offsets(plan: GroupRows, rows: Ints) -> Counter[Baseline]:
     named, place = plan.targets[rows], plan.places[rows]
     inside = (named >= 0) & (place[:, None] >= 0)
-    found, count = np.unique((named - place[:, None])[inside], return_counts=True)
-    return Counter(dict(zip(found.tolist(), count.tolist(), strict=True)))
-
+    rules, count = np.unique((named - place[:, None])[inside], return_counts=True)
+    found: Counter[Baseline] = Counter(dict(zip(rules.tolist(), count.tolist(), strict=True)))
+    if plan.fixed_first:
+        found[FIRST_KEY] = int((named == 0).any(1).sum())
+    return found

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.kernels import Problem, run, visible_counts
 from headwise.measures.roles.plans import ClassPlan
-from headwise.measures.roles.tally import Sums
+from headwise.measures.roles.tally import FIRST_KEY, Baseline, Sums
 from headwise.models import AttentionCall
 
 __all__ = ["class_sums"]
@@ -70,9 +70,9 @@ def _seen(problem: Problem, members: Tensor) -> Tensor:
     return visible_counts(replace(problem, visible=replace(problem.visible, key_padding=real)))
 
 
-def _offsets(plan: ClassPlan, counted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], causal: bool) -> Counter[int]:
+def _offsets(plan: ClassPlan, counted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], causal: bool) -> Counter[Baseline]:
     """How many rows each fixed offset would hit. A window is not looked at, so the baseline may be a little high."""
-    found: Counter[int] = Counter()
+    found: Counter[Baseline] = Counter()
     members = plan.members.cpu().numpy()
     for row, passage in enumerate(plan.passages):
         queries = np.flatnonzero(counted[row][passage.queries])
@@ -83,4 +83,6 @@ def _offsets(plan: ClassPlan, counted: np.ndarray[tuple[int, ...], np.dtype[np.b
         gap = gap[gap <= 0] if causal and passage.tokens.keys is None else gap.ravel()
         offsets, counts = np.unique(gap, return_counts=True)
         found.update(dict(zip(offsets.tolist(), counts.tolist(), strict=True)))
+        if passage.tokens.keys is None and keys[0] == 0:
+            found[FIRST_KEY] += len(queries)
     return found

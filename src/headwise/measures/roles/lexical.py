@@ -60,16 +60,25 @@ def is_punctuation(piece: str) -> bool:
     return bool(piece) and all(unicodedata.category(one).startswith("P") for one in piece)
 
 
-def _rarest(tokens: Tokens) -> list[int]:
-    """The tokens whose id occurs least often in the data; special tokens are left out."""
-    if tokens.ids is None:
-        raise UnsupportedError("positions are no tokens, so none is the rarest")
-    counts, special = tokens.counts or {}, tokens.lexicon.special
-    real = [at for at, one in enumerate(tokens.ids) if not tokens.special[at] and one not in special]
-    if not real:
-        return []
-    least = min(counts.get(tokens.ids[at], 0) for at in real)
-    return [at for at in real if counts.get(tokens.ids[at], 0) == least]
+@dataclass(frozen=True)
+class _Rarest:
+    """The tokens whose id occurs least often in the data, where at most ``most`` share that place.
+
+    Special tokens are left out, and so is the token that begins the passage: without a space before it, byte-level
+    tokenizers give it an id that is rare, and it is where heads without anything to do look.
+    """
+
+    most: int
+
+    def __call__(self, tokens: Tokens) -> Pairs:
+        if tokens.ids is None:
+            raise UnsupportedError("positions are no tokens, so none is the rarest")
+        counts, special = tokens.counts or {}, tokens.lexicon.special
+        real = [at for at, one in enumerate(tokens.ids) if not tokens.special[at] and one not in special][1:]
+        least = min((counts.get(tokens.ids[at], 0) for at in real), default=0)
+        keys = [at for at in real if counts.get(tokens.ids[at], 0) == least]
+        rows = np.arange(len(tokens) if 0 < len(keys) <= self.most else 0)
+        return Pairs(rows, np.array(keys[: self.most], np.int64).reshape(1, -1))
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,8 @@ LEXICAL: Final[tuple[Role, ...]] = (
     induction(),
     Role(
         "rarest",
-        _Class(_rarest),
-        description="The rarest token of the passage, by frequency in the data",
+        _Rarest(3),
+        description="The rarest token of the passage, by frequency in the data (at most 3 that are equally rare)",
         source=_VOITA,
         hidden="skip",
         needs_counts=True,

@@ -18,7 +18,7 @@ from headwise.measures.roles.classes import class_sums
 from headwise.measures.roles.plans import ClassPlan, GroupPlan, GroupRows, PairPlan, Plan, plan_of
 from headwise.measures.roles.reading import Passage, read_passages_of
 from headwise.measures.roles.role import Role
-from headwise.measures.roles.tally import Draws, Sums, Tally
+from headwise.measures.roles.tally import FIRST_KEY, Baseline, Draws, Sums, Tally
 from headwise.measures.roles.tokens import Lexicon
 from headwise.models import AttentionCall
 from headwise.trace import TOKEN, row_kinds
@@ -183,7 +183,9 @@ def _pair_sums(plan: PairPlan, call: AttentionCall, part: slice, token: Tensor, 
     named = (plan.keys >= 0).any(0) & token
     counted = seen.any(1)
     offsets = plan.offsets[(plan.keys >= 0) & counted]
-    return Sums("", values, _counter(offsets), int((named & ~counted).sum()))
+    baselines = _counter(offsets)
+    baselines[FIRST_KEY] = int((plan.first & counted).sum())
+    return Sums("", values, baselines, int((named & ~counted).sum()))
 
 
 def _check_seen(plan: PairPlan, call: AttentionCall, visible: Tensor, token: Tensor, where: Any) -> None:
@@ -197,7 +199,7 @@ def _check_seen(plan: PairPlan, call: AttentionCall, visible: Tensor, token: Ten
     raise InputError(_hidden(plan.role, where(row), call.site, pair))
 
 
-def _counter(offsets: Tensor) -> Counter[int]:
+def _counter(offsets: Tensor) -> Counter[Baseline]:
     if not offsets.numel():
         return Counter()
     low = int(offsets.min())

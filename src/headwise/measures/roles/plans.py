@@ -32,12 +32,14 @@ MOST_PAIRS: Final = 8
 
 @dataclass(frozen=True)
 class PairPlan:
-    """Pairs: keys and shuffled keys (S, B, Q) in the positions of the call, -1 for none; offsets (S, B, Q) for the baseline."""
+    """Pairs: keys and shuffled keys (S, B, Q) in the positions of the call, -1 for none; offsets (S, B, Q) and whether
+    a key is the passage's first (B, Q) for the baseline."""
 
     role: Role
     keys: Tensor
     null: Tensor
     offsets: Tensor
+    first: Tensor
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class GroupRows:
         places: (R,) the row's place among the key groups, -1 for none.
         labels: for each row an index into ``names``.
         names: labels.
+        renormalised: whether weights are divided by that on all candidates.
+        fixed_first: whether always looking at the first key is a baseline (not for cross-attention, where every key is).
     """
 
     first: Ints
@@ -83,6 +87,7 @@ class GroupRows:
     labels: Ints
     names: tuple[str, ...]
     renormalised: bool
+    fixed_first: bool
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,7 @@ def _pair_plan(
     device: torch.device,
 ) -> PairPlan:
     keys, null, offsets = (np.full((width, len(passages), shape[0]), -1, np.int64) for _ in range(3))
+    first = np.zeros((len(passages), shape[0]), np.bool_)
     for row, (one, passage) in enumerate(zip(pairs, passages, strict=True)):
         if one is None:
             continue
@@ -180,7 +186,8 @@ def _pair_plan(
             into[: named.shape[1], row, at] = np.where(named >= 0, passage.keys[named.clip(0)], -1).T
         place = np.zeros(len(one), np.int64) if passage.tokens.keys is not None else one.queries
         offsets[: one.keys.shape[1], row, at] = (one.rows() - place[:, None]).T
-    return PairPlan(role, *(torch.from_numpy(part).to(device) for part in (keys, null, offsets)))
+        first[row, at] = (one.rows() == 0).any(1) & (passage.tokens.keys is None)
+    return PairPlan(role, *(torch.from_numpy(part).to(device) for part in (keys, null, offsets, first)))
 
 
 def _class_plan(
@@ -239,6 +246,7 @@ def _rows(role: Role, groups: Groups | None, passage: Passage, keys: int, seed: 
         labels=labels,
         names=names,
         renormalised=groups.renormalised,
+        fixed_first=not cross,
     )
 
 

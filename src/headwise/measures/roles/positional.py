@@ -9,6 +9,7 @@ import numpy as np
 
 from headwise.measures.roles.links import Pairs
 from headwise.measures.roles.role import Role
+from headwise.measures.roles.tally import FIRST_KEY
 from headwise.measures.roles.tokens import Tokens
 
 __all__ = ["POSITIONAL", "at_offset"]
@@ -40,12 +41,19 @@ def at_offset(by: int, name: str | None = None) -> Role:
     """
     named = {-1: "previous", 0: "own", 1: "next"}.get(by, f"offset_{by}")
     said = {-1: "the token before", 0: "the token itself", 1: "the token after"}.get(by, f"the token at offset {by}")
-    return Role(name or named, _Offset(by), description=said.capitalize(), source=_CLARK, offset=by, hidden="skip")
+    return Role(name or named, _Offset(by), description=said.capitalize(), source=_CLARK, baseline=by, hidden="skip")
 
 
 POSITIONAL: Final[tuple[Role, ...]] = (
     at_offset(-1),
     at_offset(1),
     at_offset(0),
-    Role("first", _First(), description="The first token of the passage (sink)", source=_XIAO, hidden="skip"),
+    Role(
+        "first",
+        _First(),
+        description="The first token of the passage (sink)",
+        source=_XIAO,
+        hidden="skip",
+        baseline=FIRST_KEY,
+    ),
 )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headwise.errors import InputError
 from headwise.measures.roles.links import Groups, Pairs, pairs_of
+from headwise.measures.roles.tally import Baseline
 from headwise.measures.roles.tokens import Tokens
 
 __all__ = ["Candidates", "Found", "Ints", "Role", "as_role", "found_by"]
@@ -37,15 +38,15 @@ class Role:
         kind: ``"self"`` or ``"cross"``: what attention the rule is about.
         description: one sentence for people.
         source: the paper that the rule comes from.
-        offset: where the rule is itself a fixed offset (previous: -1), that offset; such a role has no fixed-offset
-            baseline.
+        baseline: where the rule is itself one of position, that rule, which is then no baseline for it: an offset
+            (previous: -1) or ``"first key"``.
         hidden: what a pair whose key the query may not see means: ``"error"``, or ``"skip"`` (no row).
         needs_counts: whether the rule reads ``tokens.counts``.
 
     Example:
         >>> def two_back(tokens):
         ...     return [(i, i - 2) for i in range(2, len(tokens))]
-        >>> Role("two_back", two_back, offset=-2).kind
+        >>> Role("two_back", two_back, baseline=-2).kind
         'self'
     """
 
@@ -55,7 +56,7 @@ class Role:
     kind: Literal["self", "cross"] = "self"
     description: str = ""
     source: str = ""
-    offset: int | None = None
+    baseline: Baseline | None = None
     hidden: Literal["error", "skip"] = "error"
     needs_counts: bool = False
 

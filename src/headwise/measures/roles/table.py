@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwise import artifacts
 from headwise.errors import InputError
-from headwise.layout import HeadId, HeadLayout, Site, SiteKey
-from headwise.measures.roles.role import Role
-from headwise.measures.roles.tally import Tally
+from headwise.layout import HeadId, HeadLayout, SiteKey
+from headwise.measures.roles import document as _document
+from headwise.measures.roles.score import RoleAbout, RoleScore, scores_of
 from headwise.measures.roles.verdict import Criterion
 
 if TYPE_CHECKING:
@@ -18,70 +18,15 @@ if TYPE_CHECKING:
 
     from headwise.measures.roles.observer import RoleObserver
 
-__all__ = ["RoleAbout", "RoleScore", "RoleTable"]
-
-
-@dataclass(frozen=True)
-class RoleAbout:
-    """What a role is: for people who read a table."""
-
-    name: str
-    kind: str
-    description: str
-    source: str
-
-
-@dataclass(frozen=True)
-class RoleScore:
-    """The evidence for one head and role.
-
-    Attributes:
-        role: name of the role; a part of one is named ``"role:part"`` (``"head:nsubj"``).
-        head: the head.
-        layer: its layer, a label for people.
-        rows, passages: how many query rows (words, for roles of words) and passages the numbers are over.
-        score: mean weight on the role's key; among the candidates where the role has some.
-        share: share of rows whose largest weight is there.
-        score_low, score_high, share_low, share_high: bootstrap intervals over passages.
-        null_score, null_share: the same on shuffled pairs.
-        offset: the fixed offset that hits most rows (for cross-attention: the fixed key), or None.
-        offset_share: the share of rows that it hits.
-        assigned: whether the head has the role.
-        reason: where it has not, what was missing.
-    """
-
-    role: str
-    head: HeadId
-    layer: int
-    rows: int
-    passages: int
-    score: float
-    score_low: float
-    score_high: float
-    share: float
-    share_low: float
-    share_high: float
-    null_score: float
-    null_share: float
-    offset: int | None
-    offset_share: float
-    assigned: bool
-    reason: str = ""
-
-    def __str__(self) -> str:
-        best = "no fixed offset" if self.offset is None else f"offset {self.offset:+d} {self.offset_share:.2f}"
-        return (
-            f"{self.role}: layer {self.layer} head {self.head.head}, share {self.share:.2f} "
-            f"({self.share_low:.2f} to {self.share_high:.2f}), weight {self.score:.2f}; {best}, shuffled "
-            f"{self.null_share:.2f}; {self.rows} rows"
-        )
+__all__ = ["RoleTable"]
 
 
 class RoleTable:
     """For each role and head the evidence; iterating gives every :class:`RoleScore`.
 
     Attributes:
-        layout: where the heads sit.
+        heads: all heads that were looked at, in the order of a forward pass.
+        layers: for each site the label for people.
         about: the roles that were looked for.
         absent: by role, the sites where it has no value, and why.
         criterion: when a head was assigned a role.
@@ -91,7 +36,8 @@ class RoleTable:
 
     def __init__(
         self,
-        layout: HeadLayout,
+        heads: Sequence[HeadId],
+        layers: Mapping[SiteKey, int],
         scores: Sequence[RoleScore],
         about: Sequence[RoleAbout],
         *,
@@ -101,7 +47,8 @@ class RoleTable:
         weight_hash: str | None = None,
         parts: Sequence[str] = (),
     ) -> None:
-        self.layout, self.about, self.criterion = layout, tuple(about), criterion
+        self.heads, self.layers = tuple(heads), dict(layers)
+        self.about, self.criterion = tuple(about), criterion
         self.absent = {name: dict(sites) for name, sites in absent.items()}
         self.model, self.weight_hash, self.parts = model, weight_hash, tuple(parts)
         self._scores = tuple(scores)
@@ -113,33 +60,37 @@ class RoleTable:
     def build(
         cls,
         layout: HeadLayout,
-        observer: RoleObserver,
-        criterion: Criterion,
+        observers: RoleObserver | Sequence[RoleObserver],
+        criterion: Criterion | None = None,
         *,
         model: str | None = None,
         weight_hash: str | None = None,
         parts: Sequence[str] = (),
     ) -> RoleTable:
-        """The table of what an observer has seen."""
-        by_name = {role.name: role for role in observer.roles}
-        order = {site.key: at for at, site in enumerate(layout.sites)}
-        place = {name: at for at, name in enumerate(by_name)}
-        keys = sorted(observer.tallies, key=lambda key: (place[key[0]], key[1], order[key[2].key]))
-        scores = [
-            score
-            for name, label, site in keys
-            for score in scores_of(by_name[name], label, site, observer.tallies[name, label, site], criterion)
-        ]
-        about = [RoleAbout(role.name, role.kind, role.description, role.source) for role in observer.roles]
+        """The table of what observers have seen: one, or several of different roles."""
+        criterion = criterion or Criterion()
+        scores: list[RoleScore] = []
+        about: list[RoleAbout] = []
         absent: dict[str, dict[SiteKey, str]] = {}
-        measured = {(name, site) for name, _, site in observer.tallies}
-        for name in by_name:
-            for site in layout.sites:
-                if (name, site) not in measured:
-                    reason = observer.absent[name].get(site) or "the role names no pair that this attention may see"
-                    absent.setdefault(name, {})[site.key] = reason
+        order = {site.key: at for at, site in enumerate(layout.sites)}
+        for observer in observers if isinstance(observers, Sequence) else (observers,):
+            by_name = {role.name: role for role in observer.roles}
+            place = {name: at for at, name in enumerate(by_name)}
+            keys = sorted(observer.tallies, key=lambda key: (place[key[0]], key[1], order[key[2].key]))  # noqa: B023
+            for name, label, site in keys:
+                scores += scores_of(by_name[name], label, site, observer.tallies[name, label, site], criterion)
+            about += [RoleAbout(role.name, role.kind, role.description, role.source) for role in observer.roles]
+            absent |= _absent(layout, observer)
         return cls(
-            layout, scores, about, absent=absent, criterion=criterion, model=model, weight_hash=weight_hash, parts=parts
+            tuple(layout.heads()),
+            {site.key: site.layer for site in layout.sites},
+            scores,
+            about,
+            absent=absent,
+            criterion=criterion,
+            model=model,
+            weight_hash=weight_hash,
+            parts=parts,
         )
 
     @property
@@ -171,7 +122,7 @@ class RoleTable:
         names = self.roles if role is None else (role,)
         found: list[RoleScore] = []
         for name in names:
-            mine = [one for one in self[name] if one.assigned] if name in self._by_role or role is None else self[name]
+            mine = [one for one in self[name] if one.assigned]
             found += sorted(mine, key=lambda one: (-one.share, -one.score))
         return found
 
@@ -186,12 +137,10 @@ class RoleTable:
         lines = []
         for one in self._scores:
             site = one.head.site
-            line = {
-                "role": one.role, "stack": site.stack, "kind": site.kind, "layer": one.layer, "module": site.module,
-                "call": site.call, "head": one.head.head,
-            }  # fmt: skip
-            line |= {name: value for name, value in asdict(one).items() if name not in ("role", "head", "layer")}
-            lines.append(line)
+            place = {"role": one.role, "stack": site.stack, "kind": site.kind, "layer": one.layer}
+            place |= {"module": site.module, "call": site.call, "head": one.head.head}
+            numbers = {name: value for name, value in vars(one).items() if name not in ("role", "head", "layer")}
+            lines.append(place | numbers)
         return pd.DataFrame(lines)
 
     def summary(self) -> pd.DataFrame:
@@ -212,8 +161,8 @@ class RoleTable:
                     "low": one.share_low,
                     "high": one.share_high,
                     "weight": one.score,
-                    "offset": one.offset,
-                    "offset_share": one.offset_share,
+                    "fixed": one.fixed,
+                    "fixed_share": one.fixed_share,
                     "shuffled": one.null_share,
                     "rows": one.rows,
                     "heads": sum(other.assigned for other in self[role]),
@@ -230,49 +179,43 @@ class RoleTable:
     def _repr_html_(self) -> str:
         return str(self.summary().to_html(float_format="%.3f"))
 
+    def to_document(self) -> dict[str, Any]:
+        """The table as plain lists and dictionaries: ``headwise.roles`` (docs/format.md)."""
+        return _document.to_document(self)
 
-def scores_of(role: Role, label: str, site: Site, tally: Tally, criterion: Criterion) -> list[RoleScore]:
-    """The evidence for the heads of one site."""
-    offset, offset_share = tally.best_offset(role.offset)
-    numbers = {name: tally.mean(name) for name in ("score", "share", "null_score", "null_share")}
-    ends = {name: tally.interval(name, criterion.level) for name in ("score", "share")}
-    found = []
-    for head, rows in enumerate(tally.rows):
-        if rows == 0:
-            continue
-        values = {name: float(value[head]) for name, value in numbers.items()}
-        for name, (low, high) in ends.items():
-            values |= {f"{name}_low": float(low[head]), f"{name}_high": float(high[head])}
-        reason = _missing(values, offset_share, int(rows), tally.passages, criterion)
-        found.append(
-            RoleScore(
-                role=f"{role.name}:{label}" if label else role.name,
-                head=HeadId(site.key, head),
-                layer=site.layer,
-                rows=int(rows),
-                passages=tally.passages,
-                offset=offset,
-                offset_share=offset_share,
-                assigned=not reason,
-                reason=reason,
-                **values,
-            )
-        )
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> RoleTable:
+        """The table that :meth:`to_document` described.
+
+        Raises:
+            RunError: it is not of this format, or its parts contradict each other.
+        """
+        return _document.from_document(cls, document)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table as JSON; a file that is there is replaced in one step.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        return artifacts.write_document(path, self.to_document())
+
+    @classmethod
+    def load(cls, path: str | Path) -> RoleTable:
+        """Read a table that :meth:`save` wrote.
+
+        Raises:
+            RunError: the file is missing, damaged, of another format or of a newer version.
+        """
+        return cls.from_document(artifacts.read_document(path, artifacts.ROLES_FORMAT))
+
+
+def _absent(layout: HeadLayout, observer: RoleObserver) -> dict[str, dict[SiteKey, str]]:
+    measured = {(name, site) for name, _, site in observer.tallies}
+    found: dict[str, dict[SiteKey, str]] = {}
+    for role in observer.roles:
+        for site in layout.sites:
+            if (role.name, site) not in measured:
+                reason = observer.absent[role.name].get(site) or "the role names no key that a query here may see"
+                found.setdefault(role.name, {})[site.key] = reason
     return found
-
-
-def _missing(values: Mapping[str, float], offset_share: float, rows: int, passages: int, criterion: Criterion) -> str:
-    """The first condition that does not hold; empty where all do."""
-    if rows < criterion.rows or passages < criterion.passages:
-        return f"{rows} rows in {passages} passages are too few"
-    null_share, null_score = (0.0 if math.isnan(values[name]) else values[name] for name in ("null_share", "null_score"))
-    for name, least in (("the best fixed offset", offset_share), ("shuffled pairs", null_share)):
-        if not values["share"] - least >= criterion.margin:
-            return f"share {values['share']:.2f} is not {criterion.margin:g} above that of {name}, {least:.2f}"
-        if not values["share_low"] > least:
-            return f"the interval of the share, from {values['share_low']:.2f}, reaches {name}, {least:.2f}"
-    if not values["score"] - null_score >= criterion.score_margin:
-        return f"weight {values['score']:.3f} is not {criterion.score_margin:g} above that of shuffled pairs, {null_score:.3f}"
-    if not values["score_low"] > null_score:
-        return f"the interval of the weight, from {values['score_low']:.3f}, reaches shuffled pairs, {null_score:.3f}"
-    return ""

@@ -15,9 +15,12 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["STATISTICS", "Draws", "Sums", "Tally"]
+__all__ = ["FIRST_KEY", "STATISTICS", "Baseline", "Draws", "Sums", "Tally"]
 
 Floats: TypeAlias = NDArray[np.float64]
+#: A rule that looks at nothing but positions: an offset, or the first key of the passage.
+Baseline: TypeAlias = int | str
+FIRST_KEY: Final = "first key"
 
 #: What is summed over rows, in this order.
 STATISTICS: Final = ("rows", "score", "share", "null_rows", "null_score", "null_share")
@@ -31,13 +34,14 @@ class Sums:
     Attributes:
         label: whose rows, or "" for rows without label.
         values: (passages of the call, statistics, heads).
-        offsets: how many rows a fixed offset would hit, by offset.
+        offsets: how many rows a fixed rule would hit: a fixed offset, or always the first key; for cross-attention a
+            fixed key.
         hidden: rows left out because the query may not see the key.
     """
 
     label: str
     values: Floats
-    offsets: Counter[int]
+    offsets: Counter[Baseline]
     hidden: int = 0
 
     def joined(self, other: Sums) -> Sums:
@@ -71,7 +75,7 @@ class Tally:
     def __init__(self, heads: int, replicates: int) -> None:
         self.total = np.zeros((len(STATISTICS), heads))
         self.drawn = np.zeros((replicates, _DRAWN, heads), np.float32)
-        self.offsets: Counter[int] = Counter()
+        self.offsets: Counter[Baseline] = Counter()
         self.passages = 0
         self.hidden = 0
 
@@ -112,11 +116,15 @@ class Tally:
             out[:, some] = np.nanquantile(means[:, some], [(1 - level) / 2, (1 + level) / 2], axis=0)
         return out[0], out[1]
 
-    def best_offset(self, leave_out: int | None = None) -> tuple[int | None, float]:
-        """The fixed offset that hits most rows, and the share of rows that it hits; the smallest offset on a tie."""
+    def fixed(self, leave_out: Baseline | None = None) -> tuple[Baseline | None, float]:
+        """The fixed rule that hits most rows, and the share of rows that it hits; of equal ones the nearest offset."""
         rows = float(self.total[0].max())
-        known = [(count, -abs(offset), offset) for offset, count in self.offsets.items() if offset != leave_out]
+        known = [
+            (count, -1 if rule == FIRST_KEY else -abs(int(rule)), rule)
+            for rule, count in self.offsets.items()
+            if rule != leave_out
+        ]
         if not known or rows == 0:
             return None, 0.0
-        count, _, offset = max(known)
-        return offset, min(1.0, count / rows)
+        count, _, rule = max(known, key=lambda one: one[:2])
+        return rule, min(1.0, count / rows)

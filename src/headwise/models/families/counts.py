@@ -63,7 +63,7 @@ def check_counts(root: nn.Module, path: str, block: Block) -> None:
 
 def _compare(config: PretrainedConfig, path: str, names: tuple[str, ...], what: str, seen: int) -> None:
     stated = _first(config, names)
-    if stated is None or seen in _numbers(config, "head"):
+    if stated is None or seen in _numbers(config, "head") or (seen == 1 and getattr(config, "multi_query", False)):
         return
     raise ModelError(
         f"{path}: the weights have {seen} {what}, but {type(config).__name__} says {stated[0]} = {stated[1]}; "

@@ -49,7 +49,9 @@ class _Monotonic:
         try:
             first, stop = self.spans[tokens.passage]
         except (KeyError, IndexError):
-            raise InputError(f"role 'monotonic': spans has no entry for passage {tokens.passage}, {tokens.where}") from None
+            raise InputError(
+                f"role 'monotonic': spans has no entry for passage {tokens.passage}, {tokens.where}"
+            ) from None
         if not 0 <= first < stop <= len(tokens.keys):
             raise InputError(
                 f"role 'monotonic': the span {(first, stop)} of {tokens.where} is not within its {len(tokens.keys)} keys"
@@ -64,7 +66,9 @@ def _text_positions(tokens: Tokens) -> np.ndarray[tuple[int], np.dtype[np.int64]
     return np.array(kept, np.int64)
 
 
-def _progress(tokens: Tokens, queries: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _progress(
+    tokens: Tokens, queries: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Where in the text the middle of each query token stands, from 0 to 1; counted in characters where they are known."""
     try:
         sizes = np.array([max(1, len(tokens.pieces[at])) for at in queries], np.float64)

@@ -16,7 +16,9 @@ __all__ = ["read_conllu"]
 _ENTITY: Final = re.compile(r"\(([^()]*)(\))?|([^()\s]+)\)")
 
 
-def read_conllu(path: str | Path, *, unit: Literal["sentence", "document"] = "sentence", limit: int | None = None) -> list[Parse]:
+def read_conllu(
+    path: str | Path, *, unit: Literal["sentence", "document"] = "sentence", limit: int | None = None
+) -> list[Parse]:
     """The parses of a CoNLL-U file, one for each sentence or each document.
 
     Needs the package ``conllu`` (``pip install 'headwise[conllu]'``). Multi-word tokens (``1-2``) are split by the forms
@@ -64,7 +66,9 @@ def _sentences(file: Path) -> Iterator[tuple[Any, bool]]:
         import conllu
         from conllu.exceptions import ParseException
     except ModuleNotFoundError:
-        raise InputError("reading CoNLL-U needs the package conllu; install it with: pip install 'headwise[conllu]'") from None
+        raise InputError(
+            "reading CoNLL-U needs the package conllu; install it with: pip install 'headwise[conllu]'"
+        ) from None
     with open(file, encoding="utf-8") as lines:
         try:
             for sentence in conllu.parse_incr(lines):
@@ -85,7 +89,9 @@ def _parse(sentence: Any, where: str) -> Parse:
     for token in words:
         head = token.get("head")
         if not isinstance(head, int) or (head and head not in place):
-            raise DataError(f"{where}: word {token['id']} ({token['form']}) has the head {head!r}, which is no word of the sentence")
+            raise DataError(
+                f"{where}: word {token['id']} ({token['form']}) has the head {head!r}, which is no word of the sentence"
+            )
         heads.append(place[head] if head else -1)
     relations = [str(token.get("deprel") or "_") for token in words]
     return Parse(text, spans, heads, relations, _mentions(words, heads, where), where)

@@ -52,7 +52,9 @@ def given_pairs(
     """
     listed = [list(one) for one in pairs]
     if candidates is not None and len(candidates) != len(listed):
-        raise InputError(f"role {name!r}: {len(listed)} lists of pairs and {len(candidates)} of candidates; give one of each a passage")
+        raise InputError(
+            f"role {name!r}: {len(listed)} lists of pairs and {len(candidates)} of candidates; give one of each a passage"
+        )
     return Role(
         name,
         _Listed(name, listed),
@@ -105,5 +107,7 @@ def _competing(given: Any, where: str) -> Candidates:
         try:
             return {int(query): keys for query, keys in given.items()}
         except ValueError:
-            raise DataError(f"{where}: candidates is an object, and its names must be whole numbers (queries)") from None
+            raise DataError(
+                f"{where}: candidates is an object, and its names must be whole numbers (queries)"
+            ) from None
     raise DataError(f"{where}: candidates must be a list of keys, or an object from query to keys")

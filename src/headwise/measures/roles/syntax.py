@@ -112,7 +112,13 @@ def syntax_roles(parses: Parses, *, subtypes: bool = False) -> tuple[Role, ...]:
         subtypes: keep ``nmod:poss`` apart from ``nmod``.
     """
     return (
-        Role("head", _Heads(parses, False, subtypes), description="From a word to its syntactic head", source=_CLARK, hidden="skip"),
+        Role(
+            "head",
+            _Heads(parses, False, subtypes),
+            description="From a word to its syntactic head",
+            source=_CLARK,
+            hidden="skip",
+        ),
         Role(
             "dependent",
             _Heads(parses, True, subtypes),

@@ -26,7 +26,7 @@ from headwise.models.stock import expressible
 if TYPE_CHECKING:
     from headwise.models.handle import Model
 
-__all__ = ["MODEL_FILE", "WEIGHTS", "save_model"]
+__all__ = ["MODEL_FILE", "WEIGHTS", "check_target", "save_model"]
 
 MODEL_FILE: Final = "headwise.json"
 #: Not the name that transformers looks for: its ``from_pretrained`` cannot take half of a cut model for a whole one.
@@ -60,6 +60,15 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_s
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; nothing was changed") from error
     return Path(folder)
+
+
+def check_target(folder: str | Path, *, overwrite: bool = False) -> None:
+    """Refuse now what :func:`save_model` would refuse after a long computation.
+
+    Raises:
+        RunError: something is in the way.
+    """
+    _check_target(Path(os.path.realpath(folder)), Path(folder), overwrite)
 
 
 def _check_class(module: nn.Module) -> None:

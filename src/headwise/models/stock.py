@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from headwise.models.cut_modules import HeadCut, cut_of
 
-__all__ = ["expressible", "settle", "stock_config"]
+__all__ = ["expressible", "replaced_while_running", "settle", "stock_config"]
 
 _HEADS: Final = (
     "num_attention_heads",
@@ -100,16 +100,38 @@ def settle(module: nn.Module) -> None:
             mine[name] = vars(config)[name]
 
 
+def replaced_while_running(module: nn.Module, paths: Collection[str]) -> str | None:
+    """The first of ``paths`` where the model holds another kind of module than its class builds, or None.
+
+    BigBird puts another attention module in the place of its own when it meets a short input, and could do so again.
+    """
+    if not paths:
+        return None
+    fresh = _fresh(module, getattr(module, "config", None))
+    if isinstance(fresh, str):
+        return None
+    names = dict(fresh.named_modules(remove_duplicate=False))
+    return next((path for path in paths if type(names.get(path)) is not type(module.get_submodule(path))), None)
+
+
+def _fresh(module: nn.Module, config: Any) -> nn.Module | str:
+    """What the model's class builds from ``config``, without values; or why it builds nothing."""
+    kind: Any = type(module)
+    try:
+        with torch.device("meta"):
+            fresh: nn.Module = kind(copy.deepcopy(config))
+    except _REFUSALS as refusal:
+        return f"{type(config).__name__} does not take these counts ({type(refusal).__name__}: {refusal})"
+    return fresh
+
+
 def _compared(module: nn.Module, config: Any) -> str | None:
     """Build the class on the meta device and compare shapes and counts; None where they agree."""
     if config is None:
         return "it has no config"
-    kind: Any = type(module)
-    try:
-        with torch.device("meta"):
-            fresh = kind(copy.deepcopy(config))
-    except _REFUSALS as refusal:
-        return f"{type(config).__name__} does not take these counts ({type(refusal).__name__}: {refusal})"
+    fresh = _fresh(module, config)
+    if isinstance(fresh, str):
+        return fresh
     ours = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     theirs = {name: tuple(value.shape) for name, value in fresh.state_dict().items()}
     if ours != theirs:

@@ -12,3 +12,5 @@ from headwise.surgery.repair import Moments as Moments
 from headwise.surgery.repair import solve as solve
 from headwise.surgery.request import Request as Request
 from headwise.surgery.request import request_of as request_of
+from headwise.surgery.verify import Verification as Verification
+from headwise.surgery.verify import verify as verify

@@ -13,6 +13,7 @@ from headwise.layout import Block
 from headwise.models.cut_modules import HeadCut, install, restate
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.restore import unchanged
+from headwise.models.stock import replaced_while_running
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
 from headwise.surgery.slices import Slice, apply, extra_slices, projection_slices, refuse_shared
@@ -44,6 +45,12 @@ def planned_cuts(
         UnsupportedError: one of them cannot be made; it is named.
         ModelError: the model has changed since its heads were found.
     """
+    swapped = replaced_while_running(root, blocks)
+    if swapped is not None:
+        raise UnsupportedError(
+            f"{swapped}: the model put a {type(root.get_submodule(swapped)).__name__} there while it ran, in the place of "
+            "the module that its class builds, and would do so again; a cut would be lost"
+        )
     cuts = []
     for path, block in blocks.items():
         kept = kept_of(block, set(removed[path]))

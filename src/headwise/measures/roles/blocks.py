@@ -44,7 +44,7 @@ def group_sums(problem: Problem, plans: Sequence[GroupPlan]) -> list[Sums]:
         found = _passage(problem, row, [rows for _, rows in present], [values[at][row] for at, _ in present])
         for (at, _), one in zip(present, found, strict=True):
             counted[at].append(one)
-    return [_sums(plan, *both) for plan, *both in zip(plans, values, counted, strict=True)]
+    return [_sums(*one) for one in zip(plans, values, counted, strict=True)]
 
 
 def _passage(problem: Problem, row: int, plans: Sequence[GroupRows], values: Sequence[Tensor]) -> list[Bools]:
@@ -81,7 +81,7 @@ def _sums(plan: GroupPlan, values: Tensor, counted: Sequence[Bools]) -> Sums:
 
 
 def _chunks(plans: Sequence[GroupRows], most: int) -> Iterator[tuple[int, int]]:
-    """Stretches of query positions, together all rows, each row in one; at most ``most`` long unless one row is longer."""
+    """Stretches of query positions, each row in one of them; at most ``most`` long unless a row is longer."""
     spans = sorted({(int(a), int(b)) for plan in plans for a, b in zip(plan.first, plan.last, strict=True)})
     start, stop = spans[0][0], spans[0][1] + 1
     for first, last in spans[1:]:
@@ -98,11 +98,8 @@ def _pattern(problem: Problem, row: int, start: int, stop: int) -> _Block:
     weights = run(part, Wanted(weights=True), backend="eager").weights
     assert weights is not None
     seen = visible_block(part, (0, stop - start), (0, problem.k.shape[2]))
-    if seen is None:
-        seen = torch.ones(1, dtype=torch.bool, device=weights.device)
-    else:
-        seen = seen.any(1)[0]
-    return _Block(start, stop, weights[0], seen.expand(weights.shape[2:]))
+    of_all = torch.ones(1, dtype=torch.bool, device=weights.device) if seen is None else seen.any(1)[0]
+    return _Block(start, stop, weights[0], of_all.expand(weights.shape[2:]))
 
 
 def _part(problem: Problem, row: int, start: int, stop: int) -> Problem:

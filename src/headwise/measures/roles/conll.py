@@ -21,9 +21,9 @@ def read_conllu(
 ) -> list[Parse]:
     """The parses of a CoNLL-U file, one for each sentence or each document.
 
-    Needs the package ``conllu`` (``pip install 'headwise[conllu]'``). Multi-word tokens (``1-2``) are split by the forms
-    of their words where these spell them out; otherwise their characters go to the first word. Empty nodes are left out.
-    Mentions are read from ``Entity=`` in the MISC column (Universal Anaphora, CorefUD).
+    Needs the package ``conllu`` (``pip install 'headwise[conllu]'``). Multi-word tokens (``1-2``) are split by the
+    forms of their words where these spell them out; otherwise their characters go to the first word. Empty nodes are
+    left out. Mentions are read from ``Entity=`` in the MISC column (Universal Anaphora, CorefUD).
 
     Args:
         path: the file.
@@ -149,8 +149,8 @@ def _settled(text: str, spans: list[Span | None], stated: str, where: str) -> tu
         if at >= len(stated) or stated[at] != character:
             found = stated[at : at + 20]
             raise DataError(
-                f"{where}: its words do not spell its # text: the words go on with {text[index : index + 20]!r} where the "
-                f"text has {found!r}"
+                f"{where}: its words do not spell its # text: the words go on with {text[index : index + 20]!r} where "
+                f"the text has {found!r}"
             )
         place[index] = at
         at += 1
@@ -194,7 +194,11 @@ def _head_of(start: int, stop: int, heads: Sequence[int]) -> int:
 def _joined(sentences: Sequence[Parse]) -> Parse:
     if len(sentences) == 1:
         return sentences[0]
-    text, words, heads, relations, mentions = "", [], [], [], []
+    text = ""
+    words: list[Span | None] = []
+    heads: list[int] = []
+    relations: list[str] = []
+    mentions: list[Mention] = []
     for one in sentences:
         before = len(words)
         start = len(text) + (1 if text else 0)

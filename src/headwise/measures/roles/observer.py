@@ -64,7 +64,7 @@ class RoleObserver:
         self._draws = Draws(seed, replicates)
         self._batch: Batch | None = None
         self._read: dict[tuple[object, ...], list[Passage] | str] = {}
-        self._plans: dict[tuple[object, ...], Plan | None | str] = {}
+        self._plans: dict[tuple[object, ...], Plan | str | None] = {}
         self._asked: list[tuple[Plan, slice | None]] = []
 
     def want(self, site: Site, problem: Problem, batch: Batch | None) -> Wanted | None:
@@ -108,7 +108,7 @@ class RoleObserver:
             return None
         return plan
 
-    def _made(self, role: Role, passages: list[Passage], shape: tuple[int, int], problem: Problem) -> Plan | None | str:
+    def _made(self, role: Role, passages: list[Passage], shape: tuple[int, int], problem: Problem) -> Plan | str | None:
         try:
             return plan_of(role, passages, shape, self._seed, problem.q.device)
         except UnsupportedError as error:
@@ -175,8 +175,8 @@ def _pair_sums(plan: PairPlan, call: AttentionCall, part: slice, token: Tensor, 
     null_seen = visible_at(call.problem, plan.null).any(0) & seen
     hit = ((rows.argmax == plan.keys[:, :, None]) & visible).any(0)
     null_hit = ((rows.argmax == plan.null[:, :, None]) & (plan.null >= 0)[:, :, None]).any(0)
-    values = _summed(weight, hit, seen) + _summed(null, null_hit, null_seen)
-    values = torch.stack(values, dim=1).double().cpu().numpy()
+    sums = _summed(weight, hit, seen) + _summed(null, null_hit, null_seen)
+    values = torch.stack(sums, dim=1).double().cpu().numpy()
     named = (plan.keys >= 0).any(0) & token
     counted = seen.any(1)
     offsets = plan.offsets[(plan.keys >= 0) & counted]

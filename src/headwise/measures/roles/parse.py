@@ -94,6 +94,6 @@ def _mismatch(parse: Parse, tokens: Tokens) -> str:
     )
     mine, theirs = text[at : at + 30], parse.text[at : at + 30]
     return (
-        f"{tokens.where} does not match {parse.where or 'its parse'}: they differ at character {at}, where the text has "
-        f"{mine!r} and the parse {theirs!r}; give the text that was parsed, in the same order"
+        f"{tokens.where} does not match {parse.where or 'its parse'}: they differ at character {at}, where the text "
+        f"has {mine!r} and the parse {theirs!r}; give the text that was parsed, in the same order"
     )

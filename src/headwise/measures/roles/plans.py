@@ -71,7 +71,7 @@ class GroupRows:
         places: (R,) the row's place among the key groups, -1 for none.
         labels: (R,) for each row an index into the names of the plan.
         renormalised: whether weights are divided by that on all candidates.
-        fixed_first: whether always looking at the first key is a baseline (not for cross-attention, where every key is).
+        fixed_first: whether always looking at the first key is a baseline (in cross-attention every fixed key is).
     """
 
     first: Ints
@@ -118,11 +118,11 @@ def plan_of(
         seed: of the shuffled pairs.
         device: where tensors go.
     """
-    found = [_of_tokens(role, found_by(role, passage.tokens), passage) for passage in passages]
+    found = [_of_tokens(found_by(role, passage.tokens), passage) for passage in passages]
     if all(one is None for one in found):
         return None
     if any(isinstance(one, Groups) for one in found):
-        listed = [_as_groups(one, passage) for one, passage in zip(found, passages, strict=True)]
+        listed = [_as_groups(one) for one in found]
         return _group_plan(role, listed, passages, shape[1], seed)
     pairs = [one if isinstance(one, Pairs) else None for one in found]
     width = max(one.keys.shape[1] for one in pairs if one is not None)
@@ -130,12 +130,10 @@ def plan_of(
         return _pair_plan(role, pairs, passages, shape, width, seed, device)
     if all(one is None or len(one.keys) == 1 for one in pairs):
         return _class_plan(role, pairs, passages, shape, seed, device)
-    return _group_plan(
-        role, [_as_groups(*both) for both in zip(pairs, passages, strict=True)], passages, shape[1], seed
-    )
+    return _group_plan(role, [_as_groups(one) for one in pairs], passages, shape[1], seed)
 
 
-def _of_tokens(role: Role, found: Pairs | Groups | None, passage: Passage) -> Pairs | Groups | None:
+def _of_tokens(found: Pairs | Groups | None, passage: Passage) -> Pairs | Groups | None:
     """Without the rows of special tokens."""
     special = np.array(passage.tokens.special, np.bool_)
     if found is None or not special.any():
@@ -163,7 +161,7 @@ def _of_tokens(role: Role, found: Pairs | Groups | None, passage: Passage) -> Pa
     )
 
 
-def _as_groups(found: Pairs | Groups | None, passage: Passage) -> Groups | None:
+def _as_groups(found: Pairs | Groups | None) -> Groups | None:
     if found is None or isinstance(found, Groups):
         return found
     return Groups([(int(one),) for one in found.queries], found.queries, found.rows(), renormalised=False)
@@ -213,7 +211,8 @@ def _class_plan(
         members[row, passage.keys[named]] = True
         others[row, passage.keys[drawn]] = True
         rows[row, passage.queries[one.queries]] = True
-    return ClassPlan(role, *(torch.from_numpy(part).to(device) for part in (members, others, rows)), passages)
+    on_device = [torch.from_numpy(part).to(device) for part in (members, others, rows)]
+    return ClassPlan(role, on_device[0], on_device[1], on_device[2], passages)
 
 
 def _group_plan(

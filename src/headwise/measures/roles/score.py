@@ -120,7 +120,10 @@ def _missing(values: Mapping[str, float], fixed_share: float, rows: int, passage
         if not values["share_low"] > least:
             return f"the interval of the share, from {values['share_low']:.2f}, reaches {name}, {least:.2f}"
     if not values["score"] - null_score >= criterion.score_margin:
-        return f"weight {values['score']:.3f} is not {criterion.score_margin:g} above that of shuffled pairs, {null_score:.3f}"
+        return (
+            f"weight {values['score']:.3f} is not {criterion.score_margin:g} above that of shuffled pairs, "
+            f"{null_score:.3f}"
+        )
     if not values["score_low"] > null_score:
         return f"the interval of the weight, from {values['score_low']:.3f}, reaches shuffled pairs, {null_score:.3f}"
     return ""

@@ -28,8 +28,8 @@ def _parse_of(parses: Parses, tokens: Tokens) -> Parse:
         return parses(tokens)
     if tokens.passage >= len(parses):
         raise DataError(
-            f"{tokens.where}: there are parses of {len(parses)} passages, and this is passage {tokens.passage} (counted "
-            "from 0); give a parse for each"
+            f"{tokens.where}: there are parses of {len(parses)} passages, and this is passage {tokens.passage} "
+            "(counted from 0); give a parse for each"
         )
     return parses[tokens.passage]
 

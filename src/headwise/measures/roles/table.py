@@ -180,7 +180,7 @@ class RoleTable:
         return f"RoleTable({self.model or 'model'}; {self.criterion})\n{self.summary().to_string(float_format='%.3f')}"
 
     def _repr_html_(self) -> str:
-        return str(self.summary().to_html(float_format="%.3f"))
+        return self.summary().to_html(float_format=lambda value: f"{value:.3f}")
 
     def to_document(self) -> dict[str, Any]:
         """The table as plain lists and dictionaries: ``headwise.roles`` (docs/format.md)."""

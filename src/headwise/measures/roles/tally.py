@@ -1,8 +1,8 @@
 """Sums over rows for every head, and their bootstrap over passages, without keeping passages.
 
-Each replicate weights each passage by a Poisson(1) count, drawn from the run's seed and the passage's index: in the limit
-of many passages the bootstrap that draws passages with replacement (Chamandy et al. 2012, "Estimating Uncertainty for
-Massive Data Streams", section 3), and the same numbers whatever the batches.
+Each replicate weights each passage by a Poisson(1) count, drawn from the run's seed and the passage's index: in the
+limit of many passages the bootstrap that draws passages with replacement (Chamandy et al. 2012, "Estimating Uncertainty
+for Massive Data Streams", section 3), and the same numbers whatever the batches.
 """
 
 from __future__ import annotations

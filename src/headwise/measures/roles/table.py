@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from headwise import artifacts
 from headwise.errors import InputError
+from headwise.heads import HeadTable
 from headwise.layout import HeadId, HeadLayout, SiteKey
+from headwise.measures.roles import as_heads as _heads
 from headwise.measures.roles import document as _document
 from headwise.measures.roles.score import RoleAbout, RoleScore, scores_of
 from headwise.measures.roles.verdict import Criterion
@@ -145,6 +147,16 @@ class RoleTable:
             numbers = {name: value for name, value in vars(one).items() if name not in ("role", "head", "layer")}
             lines.append(place | numbers)
         return pd.DataFrame(lines)
+
+    def to_heads(self, layout: HeadLayout) -> HeadTable:
+        """Two measures per role, ``role_<name>_weight`` and ``role_<name>_share``, in a table as others of heads.
+
+        Each number is of all rows together, so that such tables are not merged.
+
+        Args:
+            layout: where the heads sit: ``model.layout``.
+        """
+        return _heads.table_of_heads(self, layout)
 
     def summary(self) -> pd.DataFrame:
         """One line per role: the best head beside the best fixed offset and the shuffled pairs.

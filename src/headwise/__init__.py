@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headwise.verbs.importance import importance as importance
     from headwise.verbs.redundancy import redundancy as redundancy
     from headwise.verbs.report import report as report
+    from headwise.verbs.roles import roles as roles
     from headwise.verbs.scan import scan as scan
     from headwise.verbs.statistics import statistics as statistics
     from headwise.verbs.watch import watch as watch
@@ -65,6 +66,7 @@ _HOMES = {
     "read_run": "headwise.artifacts",
     "redundancy": "headwise.verbs",
     "report": "headwise.verbs",
+    "roles": "headwise.verbs",
     "scan": "headwise.verbs",
     "statistics": "headwise.verbs",
     "watch": "headwise.verbs",

@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "scan": "headwise.cli.scan",
     "importance": "headwise.cli.importance",
     "redundancy": "headwise.cli.redundancy",
+    "roles": "headwise.cli.roles",
     "statistics": "headwise.cli.statistics",
     "report": "headwise.cli.report",
     "cost": "headwise.cli.cost",

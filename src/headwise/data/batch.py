@@ -25,7 +25,8 @@ class Batch:
         decoder_rows: the same for ``decoder_input_ids``, or None.
         tokens: real tokens in the batch, special ones not counted; of the encoder and the decoder together.
         where: for each row where its passage stands, for messages; empty where nobody knows.
-        texts: for each row the text that it was made from, or None (ready inputs, windows of longer texts); may be empty.
+        texts: for each row the text that it was made from, or None (ready inputs, windows of a longer text); may be
+            empty.
         targets: the same for the decoder's text.
     """
 

@@ -6,6 +6,9 @@ from headwise.verbs.importance import importance as importance
 from headwise.verbs.importance import importance_run as importance_run
 from headwise.verbs.redundancy import redundancy as redundancy
 from headwise.verbs.report import report as report
+from headwise.verbs.roles import RolesResult as RolesResult
+from headwise.verbs.roles import roles as roles
+from headwise.verbs.roles import roles_run as roles_run
 from headwise.verbs.scan import ScanResult as ScanResult
 from headwise.verbs.scan import scan as scan
 from headwise.verbs.scan import scan_run as scan_run

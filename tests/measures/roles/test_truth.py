@@ -132,7 +132,7 @@ PARSES = [
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_words_of_several_pieces(kind: str) -> None:
-    """Weight to a word is the sum over its pieces, from a word the mean; all other words compete (Clark et al. 2019)."""
+    """Weight to a word is the sum over its pieces, from a word the mean; other words compete (Clark et al. 2019)."""
     model = MODELS[kind]()
     texts = [parse.text for parse in PARSES]
     shift = 1 if kind == "bert" else 0

@@ -10,53 +10,11 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConf
 
 import headwise as hw
 
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "the",
-    "a",
-    "cat",
-    "dog",
-    "sat",
-    "saw",
-    "on",
-    "mat",
-    "big",
-    "red",
-    "run",
-    "##ning",
-    "##s",
-    "un",
-    "##happy",
-    "she",
-    "he",
-    "her",
-    "them",
-    ".",
-    ",",
-    "(",
-    ")",
-    "[",
-    "]",
-    '"',
-    "“",
-    "”",
-    "it",
-    "was",
-    "and",
-    "not",
-    "do",
-    "n",
-    "##'",
-    "##t",
-    "said",
-    ":",
-    "house",
-    "of",
-    "stone",
-]
+WORDS = """
+    [PAD] [UNK] [CLS] [SEP] the a cat dog sat saw on mat big red run ##ning ##s un ##happy she he her them . , ( ) [ ]
+    “ ” it was and not do n ##' ##t said : house of stone "
+"""
+PIECES = WORDS.split()
 
 
 def tokenizer(*, frame: bool = True) -> PreTrainedTokenizerFast:

@@ -1,0 +1,80 @@
+"""Run, measure, prune, share and account for the attention heads of transformers.
+
+The names below are loaded when they are first used, so that ``import headwise`` is instant and
+imports neither torch nor transformers.
+
+Example:
+    >>> import headwise as hw
+    >>> "attention" in dir(hw)
+    True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise.artifacts import read_run as read_run
+    from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.heads import HeadTable as HeadTable
+    from headwise.heads import MeasureInfo as MeasureInfo
+    from headwise.kernels import attention as attention
+    from headwise.layout import HeadId as HeadId
+    from headwise.layout import HeadLayout as HeadLayout
+    from headwise.layout import SiteKey as SiteKey
+    from headwise.models import Model as Model
+    from headwise.models import discover as discover
+    from headwise.models import gate as gate
+    from headwise.models import load as load
+    from headwise.models import observe as observe
+    from headwise.models import wrap as wrap
+    from headwise.report import write_report as write_report
+    from headwise.verbs import scan as scan
+    from headwise.verbs import watch as watch
+
+    __version__: str
+
+#: Each public name and the module that defines it.
+_HOMES = {
+    "HeadId": "headwise.layout",
+    "HeadLayout": "headwise.layout",
+    "HeadTable": "headwise.heads",
+    "HeadwiseError": "headwise.errors",
+    "MeasureInfo": "headwise.heads",
+    "Model": "headwise.models",
+    "SiteKey": "headwise.layout",
+    "attention": "headwise.kernels",
+    "discover": "headwise.models",
+    "gate": "headwise.models",
+    "load": "headwise.models",
+    "observe": "headwise.models",
+    "read_run": "headwise.artifacts",
+    "scan": "headwise.verbs",
+    "watch": "headwise.verbs",
+    "wrap": "headwise.models",
+    "write_report": "headwise.report",
+}
+
+__all__ = [  # noqa: PLE0604  (the names of the table are strings)
+    "__version__",
+    *_HOMES,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module that defines it."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("headwise")
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

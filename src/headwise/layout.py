@@ -116,10 +116,19 @@ class Site:
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """All sites of a model in the order in which a forward pass meets them, and their blocks."""
+    """All sites of a model in the order in which a forward pass meets them, and their blocks.
+
+    Attributes:
+        sites: the attention computations, in order.
+        blocks: the weights of their heads, by module path.
+        uncovered: (module path, why) of attention in the model that is in no site; empty when all is covered.
+        facts: (name, text) of what was decided when the heads were found.
+    """
 
     sites: tuple[Site, ...]
     blocks: dict[str, Block]
+    uncovered: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
 
     def block_of(self, key: SiteKey) -> Block:
         """The block that the site named ``key`` reads."""

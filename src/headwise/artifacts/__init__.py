@@ -1,0 +1,52 @@
+"""What is saved: JSON documents with a schema, and run folders written in one step.
+
+This package knows documents (plain dictionaries and lists), files and folders, and no class of
+headwise: what can be saved knows its own document and calls this package, so that a new thing to
+save adds nothing here but a schema. docs/format.md describes the formats. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
+from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
+from headwise.artifacts._documents import RUN_FORMAT as RUN_FORMAT
+from headwise.artifacts._documents import RUN_VERSION as RUN_VERSION
+from headwise.artifacts._documents import check_document as check_document
+from headwise.artifacts._documents import encode_document as encode_document
+from headwise.artifacts._documents import read_document as read_document
+from headwise.artifacts._documents import replace_file as replace_file
+from headwise.artifacts._documents import schema as schema
+from headwise.artifacts._documents import write_document as write_document
+from headwise.artifacts._facts import run_document as run_document
+from headwise.artifacts._facts import versions as versions
+from headwise.artifacts._runs import HEADS_FILE as HEADS_FILE
+from headwise.artifacts._runs import REPORT_FILE as REPORT_FILE
+from headwise.artifacts._runs import RUN_FILE as RUN_FILE
+from headwise.artifacts._runs import Run as Run
+from headwise.artifacts._runs import Savable as Savable
+from headwise.artifacts._runs import check_folder as check_folder
+from headwise.artifacts._runs import read_run as read_run
+from headwise.artifacts._runs import write_run as write_run
+
+__all__ = [
+    "HEADS_FILE",
+    "HEADS_FORMAT",
+    "HEADS_VERSION",
+    "REPORT_FILE",
+    "RUN_FILE",
+    "RUN_FORMAT",
+    "RUN_VERSION",
+    "Run",
+    "Savable",
+    "check_document",
+    "check_folder",
+    "encode_document",
+    "read_document",
+    "read_run",
+    "replace_file",
+    "run_document",
+    "schema",
+    "versions",
+    "write_document",
+    "write_run",
+]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-__all__ = ["Answer", "Predicate", "Problem", "Rows", "ScoreRule", "Visible", "Wanted"]
+__all__ = ["Answer", "Choice", "Predicate", "Problem", "Rows", "ScoreRule", "Visible", "Wanted"]
 
 #: (batch_index, head_index, query_position, key_position) -> bool, elementwise on broadcastable
 #: int64 tensors. Query positions already include ``Visible.offset``.
@@ -51,12 +52,20 @@ class ScoreRule:
         bias: float, broadcastable to (B, H, Q, K), added; values at or below ``finfo.min`` of its
             dtype hide the key.
         sinks: (H,) one extra logit per head that takes mass and gives no value.
+        additive_mask: a second term added after ``bias``, with the same rules; apart so that two
+            small tensors need not be broadcast into one large one.
     """
 
     scale: float | None = None
     softcap: float | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
+    additive_mask: Tensor | None = None
+
+    @property
+    def added(self) -> tuple[Tensor, ...]:
+        """The tensors that are added to the scores: ``bias`` and ``additive_mask``, where given."""
+        return tuple(term for term in (self.bias, self.additive_mask) if term is not None)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,11 @@ class Wanted:
     pairs: Tensor | None = None
     weights: bool = False
 
+    @property
+    def statistics(self) -> bool:
+        """Whether anything about the rows is wanted: ``rows``, ``distance`` or ``pairs``."""
+        return self.rows or self.distance or self.pairs is not None
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -89,6 +103,23 @@ class Problem:
     visible: Visible = field(default_factory=Visible)
     rule: ScoreRule = field(default_factory=ScoreRule)
     kv_map: tuple[int, ...] | None = None
+
+    @property
+    def scale(self) -> float:
+        """The factor on q.k: ``rule.scale``, or ``d_k ** -0.5``."""
+        return float(self.q.shape[-1] ** -0.5) if self.rule.scale is None else self.rule.scale
+
+    @property
+    def offset(self) -> int:
+        """The position of query row 0, counted in keys."""
+        if self.visible.offset is None:
+            return self.k.shape[2] - self.q.shape[2]
+        return self.visible.offset
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """float64 for float64 input, float32 for all others."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)
@@ -117,11 +148,22 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Which backend ran, and for every other one why it did not: (name, reason) pairs."""
+
+    backend: str
+    reasons: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Answer:
-    """z (B, H, Q, D_v) in q's dtype, and what else was wanted."""
+    """z (B, H, Q, D_v) in q's dtype, what else was wanted, and which backend ran.
+
+    ``weights`` is (B, H, Q, K) in q's dtype: the pattern that multiplies v, so that a row sums to 1
+    less what a sink took.
+    """
 
     z: Tensor
     rows: Rows | None = None
     weights: Tensor | None = None
-
-
+    choice: Choice | None = None

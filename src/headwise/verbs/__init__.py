@@ -1,0 +1,9 @@
+"""What the Python facade and the command line both call: one function per verb."""
+
+from headwise.verbs.cost import cost as cost
+from headwise.verbs.cost import sweep as sweep
+from headwise.verbs.scan import ScanResult as ScanResult
+from headwise.verbs.scan import scan as scan
+from headwise.verbs.scan import scan_run as scan_run
+from headwise.verbs.watch import Watch as Watch
+from headwise.verbs.watch import watch as watch

@@ -1,0 +1,178 @@
+"""What a problem must satisfy before any backend sees it, with the wording of every refusal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.errors import InputError, ShapeError
+from headwise.kernels.problem import Problem, Wanted
+
+__all__ = ["check_problem", "shape_of"]
+
+
+def shape_of(tensor: Tensor) -> str:
+    """A shape for a message: ``(2, 8, 16, 64)``."""
+    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+
+
+def check_problem(problem: Problem, wanted: Wanted) -> None:
+    """Raise :class:`~headwise.errors.InputError` or ShapeError where shapes, dtypes, devices or values do not fit."""
+    _check_qkv(problem)
+    _check_heads(problem)
+    _check_visible(problem)
+    _check_rule(problem)
+    if wanted.pairs is not None:
+        _check_pairs(problem, wanted.pairs)
+
+
+def _check_qkv(problem: Problem) -> None:
+    q, k, v = problem.q, problem.k, problem.v
+    layouts = {
+        "q": (q, "(batch, query heads, queries, d_k)"),
+        "k": (k, "(batch, key-value heads, keys, d_k)"),
+        "v": (v, "(batch, key-value heads, keys, d_v)"),
+    }
+    for name, (tensor, layout) in layouts.items():
+        if not isinstance(tensor, Tensor):
+            raise ShapeError(f"{name} must be a tensor {layout}; got {type(tensor).__name__}.")
+        if tensor.ndim != 4:
+            raise ShapeError(
+                f"{name} must have four axes {layout}; got {tensor.ndim}: {shape_of(tensor)}."
+                " Add the missing axis with unsqueeze, or split the heads with unflatten and transpose."
+            )
+        if not tensor.dtype.is_floating_point:
+            raise ShapeError(f"{name} must be floating point; got {tensor.dtype}. Convert it with {name}.float().")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise ShapeError(
+                f"q, k and v must share one dtype; q is {q.dtype} and {name} is {tensor.dtype}. Convert one with .to()."
+            )
+        if tensor.device != q.device:
+            raise ShapeError(
+                f"q, k and v must be on one device; q is on {q.device} and {name} on {tensor.device}. Move one with .to()."
+            )
+        if tensor.shape[0] != q.shape[0]:
+            raise ShapeError(
+                f"q and {name} must have the same batch size; q has {q.shape[0]} and {name} has {tensor.shape[0]}."
+                f" Expand the smaller one: {name}.expand(...)."
+            )
+    if k.shape[3] != q.shape[3]:
+        raise ShapeError(f"q and k must have the same width d_k; q has {q.shape[3]} and k has {k.shape[3]}.")
+    if k.shape[1] != v.shape[1]:
+        raise ShapeError(
+            f"k and v must have the same number of key-value heads; k has {k.shape[1]} and v has {v.shape[1]}."
+        )
+    if k.shape[2] != v.shape[2]:
+        raise ShapeError(f"k and v must have the same number of keys; k has {k.shape[2]} and v has {v.shape[2]}.")
+    if q.shape[3] == 0:
+        raise ShapeError("q and k must have a width d_k of at least 1; got 0.")
+
+
+def _check_heads(problem: Problem) -> None:
+    heads, groups = problem.q.shape[1], problem.k.shape[1]
+    if problem.kv_map is None:
+        if groups == 0 or heads % groups:
+            raise ShapeError(
+                f"The number of query heads must be a multiple of the number of key-value heads; got {heads} query heads"
+                f" and {groups} key-value heads. Head h reads key-value head h // (query heads / key-value heads)."
+            )
+    elif len(problem.kv_map) != heads:
+        raise ShapeError(
+            f"kv_map must name a key-value head for each of the {heads} query heads; it has {len(problem.kv_map)} entries."
+        )
+    elif any(not 0 <= g < groups for g in problem.kv_map):
+        raise ShapeError(f"kv_map names key-value heads from 0 to {groups - 1}; got {list(problem.kv_map)}.")
+
+
+def _check_visible(problem: Problem) -> None:
+    visible, q, k = problem.visible, problem.q, problem.k
+    window = visible.window
+    if window is not None and (isinstance(window, bool) or not isinstance(window, (int, torch.SymInt)) or window < 1):
+        raise InputError(
+            f"window must be a whole number of keys, at least 1 (with causal: the query itself and window - 1 earlier keys);"
+            f" got {window!r}. Use None for no window."
+        )
+    if visible.key_padding is not None:
+        check_bool("key_padding", visible.key_padding, q)
+        if visible.key_padding.shape != (q.shape[0], k.shape[2]):
+            raise ShapeError(
+                f"key_padding must be (batch, keys) = ({q.shape[0]}, {k.shape[2]}), True = a real key; got {shape_of(visible.key_padding)}."
+            )
+    if visible.mask is not None:
+        check_bool("mask", visible.mask, q)
+        check_broadcast("mask", visible.mask, problem)
+
+
+def _check_rule(problem: Problem) -> None:
+    rule, q = problem.rule, problem.q
+    if rule.scale is not None:
+        check_number("scale", rule.scale)
+    if rule.softcap is not None:
+        check_number("softcap", rule.softcap)
+        if rule.softcap <= 0:
+            raise InputError(
+                f"softcap must be above 0 (scores become softcap * tanh(score / softcap)); got {rule.softcap}. Use None for no soft cap."
+            )
+    for name, term in (("bias", rule.bias), ("additive_mask", rule.additive_mask)):
+        if term is not None:
+            if not isinstance(term, Tensor) or not term.dtype.is_floating_point:
+                got = term.dtype if isinstance(term, Tensor) else type(term).__name__
+                raise ShapeError(f"{name} is added to the scores and must be a floating point tensor; got {got}.")
+            check_device(name, term, q)
+            check_broadcast(name, term, problem)
+    if rule.sinks is not None:
+        if not isinstance(rule.sinks, Tensor) or not rule.sinks.dtype.is_floating_point:
+            raise ShapeError("sinks must be a floating point tensor with one logit per query head.")
+        check_device("sinks", rule.sinks, q)
+        if tuple(rule.sinks.shape) != (q.shape[1],):
+            raise ShapeError(f"sinks must have one logit per query head, ({q.shape[1]},); got {shape_of(rule.sinks)}.")
+
+
+def _check_pairs(problem: Problem, pairs: Tensor) -> None:
+    batch, _, queries, _ = problem.q.shape
+    if pairs.dtype != torch.int64:
+        raise ShapeError(f"pairs must be int64 key positions, -1 for none; got {pairs.dtype}.")
+    check_device("pairs", pairs, problem.q)
+    if pairs.ndim != 3 or pairs.shape[1] not in (1, batch) or pairs.shape[2] != queries:
+        raise ShapeError(
+            f"pairs must be (rules, batch or 1, queries) = (any, {batch} or 1, {queries}); got {shape_of(pairs)}."
+        )
+
+
+def check_number(name: str, value: object) -> None:
+    """Refuse what is no finite Python number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        hint = f" For a learned or per-head {name}, multiply q by it and pass scale=1.0." if name == "scale" else ""
+        raise InputError(f"{name} must be a Python number; got {type(value).__name__}.{hint}")
+    if isinstance(value, (int, float)) and not -float("inf") < value < float("inf"):
+        raise InputError(f"{name} must be finite; got {value}.")
+
+
+def check_device(name: str, tensor: Tensor, q: Tensor) -> None:
+    """Refuse a tensor that is not where q is."""
+    if tensor.device != q.device:
+        raise ShapeError(
+            f"{name} must be on q's device, {q.device}; it is on {tensor.device}. Move it with .to(q.device)."
+        )
+
+
+def check_bool(name: str, mask: Tensor, q: Tensor) -> None:
+    """Refuse a mask that is not boolean, with the fix."""
+    if not isinstance(mask, Tensor):
+        raise ShapeError(f"{name} must be a tensor; got {type(mask).__name__}.")
+    if mask.dtype != torch.bool:
+        raise InputError(
+            f"{name} must be boolean, True = may attend; got {mask.dtype}. If 1 means keep, pass {name}.bool();"
+            f" if 1 means drop, pass ~{name}.bool()."
+        )
+    check_device(name, mask, q)
+
+
+def check_broadcast(name: str, tensor: Tensor, problem: Problem) -> None:
+    """Refuse what is not four axes, each 1 or the full length."""
+    full = (problem.q.shape[0], problem.q.shape[1], problem.q.shape[2], problem.k.shape[2])
+    words = "(batch or 1, query heads or 1, queries or 1, keys or 1)"
+    if tensor.ndim != 4 or any(size not in (1, want) for size, want in zip(tensor.shape, full, strict=True)):
+        sizes = ", ".join(f"{want} or 1" for want in full)
+        raise ShapeError(f"{name} must broadcast to the scores: {words} = ({sizes}); got {shape_of(tensor)}.")

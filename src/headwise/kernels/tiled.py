@@ -1,0 +1,78 @@
+"""Attention block by block with an online softmax: every score rule, every statistic, never n x n.
+
+Plain torch on any device. The query heads of a group are stacked as rows, so keys and values are
+read once per group. Forward and backward recompute scores from q, k and the row's log-sum-exp
+(Dao et al. 2022, "FlashAttention", section 3.1), with float32 accumulation for half precision input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from headwise.kernels.masks import visible_counts
+from headwise.kernels.pairs import pair_weights
+from headwise.kernels.problem import Answer, Problem, Rows, Wanted
+from headwise.kernels.tiled_core import Raw
+from headwise.kernels.tiled_function import attend_core
+from headwise.kernels.tracing import concrete
+
+__all__ = ["attend", "refusal"]
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why this road cannot compute the problem; None when it can."""
+    if problem.visible.predicate is not None and not concrete(problem.q):
+        return "a predicate is a Python function, which tracing cannot follow block by block"
+    return None
+
+
+def attend(problem: Problem, wanted: Wanted) -> Answer:
+    """z in q's dtype and rows in float32 (float64 for float64 input); ``wanted.weights`` is not its business."""
+    with torch.autocast(problem.q.device.type, enabled=False):
+        work = _prepared(problem)
+        raw = attend_core(work, statistics=wanted.statistics, distance=wanted.distance)
+        z, kept = raw.z, None
+        if problem.rule.sinks is not None:
+            sinks_1H1 = problem.rule.sinks.to(raw.lse.dtype).view(1, -1, 1)
+            kept = torch.sigmoid(raw.lse - sinks_1H1)
+            z = z * kept[..., None]
+        rows = _rows(problem, wanted, work, raw) if wanted.statistics else None
+    return Answer(z.to(problem.q.dtype), rows)
+
+
+def _prepared(problem: Problem) -> Problem:
+    """The problem in the dtype of computation, with one key-value head per group of neighbouring query heads."""
+    dtype = problem.compute_dtype
+    k, v = problem.k, problem.v
+    if problem.kv_map is not None:
+        k, v = k[:, list(problem.kv_map)], v[:, list(problem.kv_map)]
+    rule = replace(problem.rule, scale=problem.scale, sinks=None)
+    visible = replace(problem.visible, offset=problem.offset)
+    return Problem(problem.q.to(dtype), k.to(dtype), v.to(dtype), visible, rule)
+
+
+def _rows(problem: Problem, wanted: Wanted, work: Problem, raw: Raw) -> Rows:
+    total, sink = raw.lse, None
+    if problem.rule.sinks is not None:
+        sinks_1H1 = problem.rule.sinks.to(total.dtype).view(1, -1, 1)
+        total = torch.logaddexp(raw.lse, sinks_1H1)
+        sink = torch.sigmoid(sinks_1H1 - raw.lse)
+    assert raw.entropy is not None
+    assert raw.argmax is not None
+    if raw.lse.requires_grad:
+        # The largest weight as the weight of a pair: differentiable without keeping any block.
+        max_weight = pair_weights(work, raw.argmax[None], total)[0]
+    else:
+        max_weight = torch.exp(raw.max_score - total.masked_fill(torch.isneginf(total), 0.0))
+    return Rows(
+        lse=raw.lse,
+        entropy=raw.entropy,
+        max_weight=max_weight,
+        argmax=raw.argmax,
+        visible=visible_counts(problem).expand(raw.lse.shape),
+        sink=sink,
+        distance=raw.distance,
+        pairs=None if wanted.pairs is None else pair_weights(work, wanted.pairs, total),
+    )

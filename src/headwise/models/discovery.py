@@ -1,0 +1,250 @@
+"""Discovery: run a model once on a small input, watch every attention call, and check each one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError, InputError, UnsupportedError
+from headwise.layout import Block, HeadLayout, Projection, Site, SiteKey
+from headwise.models.examples import dummy_inputs, padded
+from headwise.models.families import check_counts, check_groups, find_projections, is_cross, stack_of
+from headwise.models.interface import alone
+from headwise.models.layouts import Discovered
+from headwise.models.masks import CompactMaskError
+from headwise.models.probe import Probe, Record, run_model, tensors_of
+from headwise.models.restore import eager, unchanged
+from headwise.models.standin import MaskMode
+from headwise.models.static import attention_elsewhere, attention_on_seam, refuse_without_attention
+
+__all__ = ["MODEL_FAILURES", "probe_model"]
+
+#: What a model's own code raises on an input or an output that it does not take.
+MODEL_FAILURES: Final = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+    NotImplementedError,
+    ImportError,
+    ZeroDivisionError,
+)
+
+
+def probe_model(root: nn.Module, example: Mapping[str, Any] | None) -> Discovered:
+    """Find the heads of ``root``; see :func:`~headwise.models.discover`."""
+    refuse_without_attention(root)
+    check_groups(root)
+    inputs = dict(example) if example is not None else dummy_inputs(root)
+    with unchanged(root), alone(root.modules()):
+        plain = _plain(root, inputs, given=example is not None)
+        probe, masks, why = _probe_masks(root, inputs, plain)
+        differs = _eager_differs(root, inputs, plain)
+        own_output = probe.returned_weights and not _same_without_weights(root, inputs, plain, masks)
+    facts = _facts(root, masks, why, own_output, differs)
+    layout = _layout(root, probe, facts)
+    attention = {path: root.get_submodule(path) for path in probe.paths}
+    return Discovered(layout, attention, masks, own_output)
+
+
+def _plain(root: nn.Module, inputs: Mapping[str, Any], *, given: bool) -> list[Tensor]:
+    try:
+        return tensors_of(run_model(root, inputs))
+    except MODEL_FAILURES as failure:
+        if isinstance(failure, UnsupportedError):
+            raise
+        names = ", ".join(f"{name} {_shape(value)}" for name, value in inputs.items())
+        whose = "the example" if given else "the input that headwise made for it"
+        raise InputError(
+            f"{type(root).__name__} does not run on {whose} ({names}): {type(failure).__name__}: {failure}; "
+            "give example= the keyword arguments of a small forward pass"
+        ) from failure
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _probe_masks(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]) -> tuple[Probe, MaskMode, str]:
+    """Probe with compact masks, and where the model computes with its masks or gives other numbers, with whole ones."""
+    try:
+        return _probe(root, inputs, plain, "compact"), "compact", ""
+    except CompactMaskError as refusal:
+        why = str(refusal)
+    except _Differs as difference:
+        why = str(difference)
+    except MODEL_FAILURES as failure:
+        why = f"{type(failure).__name__}: {failure}"
+    try:
+        return _probe(root, inputs, plain, "dense"), "dense", why
+    except _Differs as difference:
+        if difference.refusal is not None:
+            raise difference.refusal from None
+        raise UnsupportedError(
+            f"{type(root).__name__}: {difference}; something changes its attention that does not pass through the seam, "
+            "so its heads would be measured wrongly"
+        ) from None
+
+
+class _Differs(Exception):
+    """The model's own numbers and headwise's disagree, or headwise refuses a call."""
+
+    def __init__(self, text: str, refusal: HeadwiseError | None = None) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+
+def _probe(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode) -> Probe:
+    probe = Probe(root, attention_on_seam(root))
+    with probe.running(masks):
+        outputs = tensors_of(run_model(root, inputs))
+    if not probe.records:
+        raise UnsupportedError(
+            f"{type(root).__name__}: none of its {len(probe.static)} attention modules was called on the example; "
+            "give an example= that reaches them"
+        )
+    _compare(probe, plain, outputs)
+    with_padding = padded(root, inputs)
+    if with_padding is not None:
+        again = Probe(root, attention_on_seam(root))
+        with again.running(masks):
+            run_model(root, with_padding)
+        _compare(again, [], [])
+    return probe
+
+
+def _compare(probe: Probe, plain: list[Tensor], outputs: list[Tensor]) -> None:
+    for record in probe.records:
+        if isinstance(record.error, HeadwiseError):
+            raise _Differs(str(record.error), record.error)
+        if record.error is not None:
+            raise _Differs(f"{record.path}: {record.error}")
+    for left, right in zip(plain, outputs, strict=False):
+        if left.shape != right.shape or not _close(left, right):
+            raise _Differs("the model's output changes although every head's output is its own")
+
+
+def _close(left: Tensor, right: Tensor) -> bool:
+    if not left.is_floating_point():
+        return True
+    left, right = left.double(), right.double()
+    finite = torch.isfinite(left) & torch.isfinite(right)
+    scale = left[finite].abs().max().item() if bool(finite.any()) else 0.0
+    return bool(((left - right)[finite].abs() <= 1e-3 * scale + 1e-6).all())
+
+
+def _same_without_weights(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode) -> bool:
+    """Whether the model runs alike when the attention function returns no weights."""
+    probe = Probe(root, attention_on_seam(root), keep_weights=False)
+    try:
+        with probe.running(masks):
+            outputs = tensors_of(run_model(root, inputs))
+    except MODEL_FAILURES:
+        return False
+    return len(plain) == len(outputs) and all(_close(left, right) for left, right in zip(plain, outputs, strict=True))
+
+
+def _eager_differs(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]) -> bool:
+    """Whether the model under transformers' eager attention gives other numbers than under the attention it is set to."""
+    with eager(root) as changed:
+        if not changed:
+            return False
+        try:
+            outputs = tensors_of(run_model(root, inputs))
+        except MODEL_FAILURES:
+            return False
+    return any(
+        left.shape == right.shape and not _close(left, right) for left, right in zip(plain, outputs, strict=False)
+    )
+
+
+def _facts(
+    root: nn.Module, masks: MaskMode, why: str, own_output: bool, differs: bool
+) -> tuple[tuple[str, str], ...]:
+    facts = [("masks", masks if not why else f"{masks}: {why}")]
+    if own_output:
+        facts.append(("output", "computed by the model's own attention function, whose weights it needs"))
+    if differs:
+        facts.append(
+            (
+                "implementations",
+                f"{type(root).__name__} gives other numbers under 'eager' than under the attention implementation it is "
+                "set to; measured is what it computes as it is set",
+            )
+        )
+    return tuple(facts)
+
+
+def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...]) -> HeadLayout:
+    sites: list[Site] = []
+    blocks: dict[str, Block] = {}
+    labels: dict[tuple[str, str], int] = {}
+    for record in probe.records:
+        block = _block(root, probe, record)
+        known = blocks.setdefault(record.path, block)
+        if (known.query_heads, known.kv_heads, known.d_k, known.d_v) != (
+            block.query_heads,
+            block.kv_heads,
+            block.d_k,
+            block.d_v,
+        ):
+            raise UnsupportedError(f"{record.path}: its calls have different numbers or widths of heads")
+        kind = "cross" if is_cross(record.path, record.arguments) else "self"
+        stack = stack_of(root, record.path, record.causal)
+        layer = labels.get((stack, kind), 0)
+        labels[stack, kind] = layer + 1
+        key = SiteKey(stack, kind, record.path, record.call)
+        sites.append(Site(key, record.path, layer, record.causal, record.window))
+    for block in blocks.values():
+        check_counts(root, block.module, block)
+    return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe), facts=facts)
+
+
+def _block(root: nn.Module, probe: Probe, record: Record) -> Block:
+    found = find_projections(record.linears, record.query, record.key, record.value)
+    heads, kv_heads = record.query.shape[1], record.key.shape[1]
+    output, why = probe.output_projection(record)
+    unknown = list(found.unknown)
+    if output is None:
+        unknown.append(("o", why))
+    return Block(
+        module=record.path,
+        query_heads=heads,
+        kv_heads=kv_heads,
+        d_k=record.query.shape[3],
+        d_v=record.value.shape[3],
+        kv_map=tuple(head // (heads // kv_heads) for head in range(heads)),
+        q=_rooted(found.q, record.path),
+        k=_rooted(found.k, record.path),
+        v=_rooted(found.v, record.path),
+        o=output,
+        o_path=None if output is None else output.parameter,
+        unknown=tuple(unknown),
+    )
+
+
+def _rooted(projection: Projection | None, path: str) -> Projection | None:
+    if projection is None or not path:
+        return projection
+    return replace(projection, parameter=f"{path}.{projection.parameter}")
+
+
+def _uncovered(root: nn.Module, probe: Probe) -> tuple[tuple[str, str], ...]:
+    parts = [
+        (path, f"{type(module).__name__} computes attention outside AttentionInterface")
+        for path, module in attention_elsewhere(root).items()
+    ]
+    met = {record.path for record in probe.records}
+    parts += [
+        (path, f"{type(module).__name__} was not called on the example input")
+        for path, module in probe.static.items()
+        if path not in met and not any(other.startswith(path + ".") for other in met)
+    ]
+    return tuple(parts)

@@ -1,0 +1,77 @@
+"""Which stack a module belongs to, and whether it attends across: from paths, config and arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+__all__ = ["is_cross", "stack_of"]
+
+_VISION: Final = frozenset({"vision", "visual", "image", "pixel", "video", "vit"})
+_AUDIO: Final = frozenset({"audio", "speech", "acoustic", "wav"})
+_TEXT: Final = frozenset({"text", "language", "lm"})
+_CROSS_NAMES: Final = frozenset(
+    {"cross", "crossattention", "cross_attn", "encdecattention", "multihead_attn", "encoder_attn"}
+)
+_FOREIGN: Final = (
+    "key_value_states",
+    "encoder_hidden_states",
+    "cross_attention_states",
+    "encoder_states",
+    "context",
+    "memory",
+    "kv_states",
+)
+
+
+def words_of(path: str) -> list[str]:
+    """The words of a dotted path: split at dots and underscores, lower case."""
+    return [word for word in re.split(r"[._]", path.lower()) if word]
+
+
+def is_cross(path: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether the keys come from another sequence: a foreign argument that is a tensor of its own, or the name says so."""
+    parts = path.lower().split(".")
+    if any(
+        part in _CROSS_NAMES or part.startswith(("cross_att", "crossatt", "encoder_att", "encdec")) for part in parts
+    ):
+        return True
+    own = next((arguments[name] for name in ("hidden_states", "query", "queries", "x") if name in arguments), None)
+    for name in _FOREIGN:
+        foreign = arguments.get(name)
+        if isinstance(foreign, Tensor) and foreign is not own and not _same_storage(foreign, own):
+            return True
+    return False
+
+
+def _same_storage(left: Tensor, right: Any) -> bool:
+    return isinstance(right, Tensor) and left.shape == right.shape and left.data_ptr() == right.data_ptr()
+
+
+def stack_of(root: nn.Module, path: str, causal: bool) -> str:
+    """``"encoder"``, ``"decoder"``, ``"vision"`` or ``"audio"``.
+
+    A word of the path decides (vision, audio); in an encoder-decoder model the words encoder and decoder; in a model of
+    one stack what it reads (``main_input_name``), and for text whether it is causal.
+    """
+    words = words_of(path)
+    config = getattr(root, "config", None)
+    two = bool(getattr(config, "is_encoder_decoder", False))
+    for word in words:
+        if word in _VISION:
+            return "vision"
+        if word in _AUDIO:
+            return "audio"
+        if two and word in ("encoder", "decoder"):
+            return word
+        if word in _TEXT:
+            return "decoder" if causal else "encoder"
+    main = str(getattr(root, "main_input_name", "input_ids"))
+    if main.startswith("pixel"):
+        return "decoder" if "decoder" in words and "encoder" not in words else "vision"
+    if main in ("input_values", "input_features"):
+        return "audio"
+    return "decoder" if causal else "encoder"

@@ -1,0 +1,1 @@
+"""The steps of loading a model: each looks at one thing, and refuses with one sentence."""

@@ -1,0 +1,242 @@
+"""One watched forward pass: every attention call, computed twice, and what reads the heads afterwards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from headwise import kernels
+from headwise.errors import HeadwiseError, InputError, UnsupportedError
+from headwise.kernels.problem import Problem, Wanted
+from headwise.layout import Projection
+from headwise.models.families.projections import Linear
+from headwise.models.interface import attend_as, delegate, enrol, expel
+from headwise.models.masks import CompactMaskError
+from headwise.models.problems import Call, problem_of
+from headwise.models.restore import held
+from headwise.models.standin import MaskMode
+from headwise.models.tracking import Tracker
+
+__all__ = ["Probe", "Record", "run_model", "tensors_of"]
+
+
+@dataclass
+class Record:
+    """One attention call of the probe.
+
+    Attributes:
+        path, call: the module and the ordinal of its call.
+        query, key, value: its tensors.
+        causal, window: what the mask says.
+        arguments: what the module's forward was given, by name.
+        linears: linear layers inside the module, by path relative to it, with what they put out.
+        z: (B, Q, H * D_v) heads side by side, as the model's own function gave them; parts joined along Q.
+        error: why headwise's numbers cannot be trusted here, or None.
+    """
+
+    path: str
+    call: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool
+    window: int | None
+    arguments: Mapping[str, Any]
+    linears: dict[str, Linear]
+    z: Tensor
+    error: str | HeadwiseError | None = None
+
+
+def run_model(root: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """One forward pass without a cache, with the same random numbers every time."""
+    extra: dict[str, Any] = {}
+    if "use_cache" not in inputs and "use_cache" in inspect.signature(root.forward).parameters:
+        extra["use_cache"] = False
+    torch.manual_seed(0)
+    return root(**inputs, **extra)
+
+
+def tensors_of(output: Any) -> list[Tensor]:
+    """Every tensor in a model's output, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        return [tensor for part in output for tensor in tensors_of(part)]
+    return []
+
+
+@dataclass
+class Probe:
+    """Watches one forward pass. Takes part in attention calls like a session (see ``interface.Party``)."""
+
+    root: nn.Module
+    static: dict[str, nn.Module]
+    keep_weights: bool = True
+    records: list[Record] = field(default_factory=list)
+    paths: dict[str, None] = field(default_factory=dict)
+    returned_weights: bool = False
+
+    def __post_init__(self) -> None:
+        self.names = {module: path for path, module in self.root.named_modules()}
+        self.tracker = Tracker(self.root, self.static.values())
+        self._arguments: dict[nn.Module, Mapping[str, Any]] = {}
+        self._outputs: dict[nn.Module, dict[str, Linear]] = {}
+        self._inside: list[nn.Module] = []
+        self._readers: dict[tuple[str, int], tuple[str, nn.Module]] = {}
+        self._between: dict[tuple[str, int], str] = {}
+
+    @contextmanager
+    def running(self, masks: MaskMode) -> Iterator[None]:
+        """Inside, forward passes of the model are watched."""
+        modules = list(self.names)
+        with ExitStack() as stack:
+            stack.callback(self.tracker.remove)
+            self.tracker.install()
+            for module in self.static.values():
+                stack.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            for module in modules:
+                if not any(True for _ in module.children()):
+                    stack.callback(module.register_forward_pre_hook(self._reads).remove)
+                    stack.callback(module.register_forward_hook(self._puts_out).remove)
+            stack.callback(expel, self, modules)
+            enrol(self, modules)
+            stack.enter_context(held(self.root, masks, attend_as))
+            yield
+
+    # --- the seam hands every call over to a probe ---
+
+    def take(self, call: Call, frame: FrameType) -> tuple[Tensor, Any]:
+        """Compute a call twice, record it, and go on with the model's own output."""
+        path = self.names[call.module]
+        self.paths[path] = None
+        place = self.tracker.place(call.module, frame)
+        output, weights = delegate(call)
+        self.returned_weights |= weights is not None
+        flat = output.flatten(2)
+        problem, error = self._check(call, path, output)
+        if place.part:
+            record = next(one for one in self.records if (one.path, one.call) == (path, place.call))
+            record.z = torch.cat([record.z, flat], dim=1) if record.z.shape[::2] == flat.shape[::2] else record.z
+            record.error = record.error or error
+        else:
+            causal, window = (False, None) if problem is None else _look(problem)
+            self.records.append(
+                Record(
+                    path=path,
+                    call=place.call,
+                    query=call.query,
+                    key=call.key,
+                    value=call.value,
+                    causal=causal,
+                    window=window,
+                    arguments=self._arguments.get(call.module, {}),
+                    linears=dict(self._outputs.get(call.module, {})),
+                    z=flat,
+                    error=error,
+                )
+            )
+        return output, weights if self.keep_weights else None
+
+    def _check(self, call: Call, path: str, own: Tensor) -> tuple[Problem | None, str | HeadwiseError | None]:
+        try:
+            problem = problem_of(
+                Call(
+                    call.module, path, call.query, call.key, call.value, call.mask, call.original, call.own, call.extra
+                )
+            )
+            answer = kernels.run(problem, Wanted(rows=True))
+        except CompactMaskError:
+            raise
+        except (InputError, UnsupportedError) as refusal:
+            return None, refusal
+        assert answer.rows is not None
+        ours, theirs = answer.z.transpose(1, 2).double(), own.double()
+        if ours.shape != theirs.shape:
+            return problem, f"its own attention gives the shape {tuple(theirs.shape)}, headwise {tuple(ours.shape)}"
+        seeing = (answer.rows.visible > 0).expand(answer.z.shape[:3]).transpose(1, 2)
+        difference, scale = (ours - theirs)[seeing].abs(), theirs[seeing].abs()
+        if difference.numel() == 0:
+            return problem, None
+        worst, largest = difference.max().item(), scale.max().item()
+        allowed = _tolerance(own.dtype) * largest + 1e-7
+        if not worst <= allowed:
+            return (
+                problem,
+                f"its own attention ('{call.original}') and headwise differ by {worst:.2g} where values reach {largest:.2g}",
+            )
+        return problem, None
+
+    # --- hooks ---
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = [name for name in inspect.signature(module.forward).parameters]
+        self._arguments[module] = {**dict(zip(names, args, strict=False)), **kwargs}
+        self._outputs[module] = {}
+        self._inside.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module in self._inside:
+            del self._inside[self._inside.index(module) :]
+
+    def _puts_out(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._inside or not is_linear(module) or not isinstance(output, Tensor):
+            return
+        outer = self._inside[-1]
+        path, start = self.names[module], self.names[outer]
+        if path.startswith(start + ".") or not start:
+            relative = path[len(start) + 1 :] if start else path
+            self._outputs[outer][relative] = Linear(relative, isinstance(module, Conv1D), output)
+
+    def _reads(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not args or not isinstance(args[0], Tensor):
+            return
+        for record in reversed(self.records[-4:]):
+            if args[0].numel() == record.z.numel() and torch.equal(args[0].reshape(record.z.shape), record.z):
+                place = (record.path, record.call)
+                if is_linear(module) and args[0].shape[-1] == record.z.shape[-1]:
+                    self._readers.setdefault(place, (self.names[module], module))
+                elif place not in self._readers and not isinstance(module, (nn.Dropout, nn.Identity)):
+                    self._between.setdefault(place, f"{self.names[module]} ({type(module).__name__})")
+                return
+
+    def output_projection(self, record: Record) -> tuple[Projection | None, str]:
+        """W_O of the record's heads: the linear layer that read exactly them, side by side; or why there is none."""
+        place = (record.path, record.call)
+        if place in self._readers and place not in self._between:
+            path, module = self._readers[place]
+            return Projection(path, isinstance(module, Conv1D), "heads"), ""
+        if place in self._between:
+            return None, f"{self._between[place]} stands between the heads and the output projection"
+        return None, "no linear layer reads the heads as they leave attention"
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a plain linear layer whose weight can be read by heads."""
+    return type(module).forward in (nn.Linear.forward, Conv1D.forward) and getattr(module, "weight", None) is not None
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return {torch.bfloat16: 2e-2, torch.float16: 3e-3}.get(dtype, 1e-4)
+
+
+def _look(problem: Problem) -> tuple[bool, int | None]:
+    """Whether the mask is causal, and its window; a whole mask is looked at."""
+    visible = problem.visible
+    if visible.causal or visible.mask is None:
+        return visible.causal, visible.window
+    queries, keys = problem.q.shape[2], problem.k.shape[2]
+    if queries != keys or queries < 2:
+        return False, None
+    upper = torch.ones(queries, keys, dtype=torch.bool, device=visible.mask.device).triu(1)
+    return not bool((visible.mask & upper).any()), None

@@ -1,0 +1,87 @@
+"""Which modules compute attention, told from their code before anything runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import nn
+
+from headwise.errors import UnsupportedError
+from headwise.models.standin import code_names, methods_of
+
+__all__ = ["attention_on_seam", "attention_elsewhere", "refuse_without_attention"]
+
+_SOFTMAX: Final = frozenset(
+    {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward", "_flash_attention_forward"}
+)
+
+
+_ON_SEAM: dict[type, bool] = {}
+_ELSEWHERE: dict[type, bool] = {}
+
+
+def _on_seam(kind: type[nn.Module]) -> bool:
+    if kind not in _ON_SEAM:
+        _ON_SEAM[kind] = _refers_to_seam(kind)
+    return _ON_SEAM[kind]
+
+
+def _refers_to_seam(kind: type[nn.Module]) -> bool:
+    for method in methods_of(kind):
+        names = code_names(method.__code__)
+        if "ALL_ATTENTION_FUNCTIONS" in names:
+            return True
+        for name in names & method.__globals__.keys():
+            code = getattr(method.__globals__[name], "__code__", None)
+            if code is not None and "ALL_ATTENTION_FUNCTIONS" in code_names(code):
+                return True
+    return False
+
+
+def _elsewhere(kind: type[nn.Module]) -> bool:
+    if kind not in _ELSEWHERE:
+        _ELSEWHERE[kind] = _attends_by_itself(kind)
+    return _ELSEWHERE[kind]
+
+
+def _attends_by_itself(kind: type[nn.Module]) -> bool:
+    """Whether a class is called attention and takes a softmax (or torch's attention) by itself."""
+    if issubclass(kind, nn.MultiheadAttention):
+        return True
+    name = kind.__name__.lower()
+    if _on_seam(kind) or not ("attention" in name or "attn" in name):
+        return False
+    return any(code_names(method.__code__) & _SOFTMAX for method in methods_of(kind))
+
+
+def attention_on_seam(root: nn.Module) -> dict[str, nn.Module]:
+    """Modules, by path, whose class refers to ``ALL_ATTENTION_FUNCTIONS``; each module once."""
+    return {path: module for path, module in root.named_modules() if _on_seam(type(module))}
+
+
+def attention_elsewhere(root: nn.Module) -> dict[str, nn.Module]:
+    """Modules, by path, that compute attention without the seam."""
+    return {path: module for path, module in root.named_modules() if _elsewhere(type(module))}
+
+
+def refuse_without_attention(root: nn.Module) -> None:
+    """Refuse a model without any attention on the seam.
+
+    Raises:
+        UnsupportedError: what was looked for, and what was found instead.
+    """
+    if attention_on_seam(root):
+        return
+    kind = type(root).__name__
+    looked = (
+        "looked for: modules whose code calls ALL_ATTENTION_FUNCTIONS (transformers' AttentionInterface); "
+        "modules called attention with a softmax, scaled_dot_product_attention or nn.MultiheadAttention of their own"
+    )
+    others = attention_elsewhere(root)
+    if others:
+        classes = ", ".join(sorted({type(module).__name__ for module in others.values()}))
+        raise UnsupportedError(
+            f"{kind} computes its attention outside transformers' AttentionInterface ({classes}, {len(others)} modules), "
+            f"which headwise cannot see; {looked}"
+        )
+    raise UnsupportedError(f"{kind} has no attention heads that headwise understands; {looked}; found neither")

@@ -1,0 +1,258 @@
+"""A whole transformers model in numbers: its attention layers in order, and what it has beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
+from headwise.errors import InputError, UnsupportedError
+from headwise.models.families import is_cross, stack_of
+from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful
+from headwise.verbs.cost_shape import read_shape
+
+__all__ = ["numbers_of"]
+
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+ACTIVE: Final = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "top_k", "moe_top_k")
+#: Parts that see one position of a sequence, not every token.
+ONCE: Final = ("pooler", "classifier", "score", "qa_outputs", "pre_classifier")
+
+
+def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
+    """Read a transformers model, with or without weights in memory.
+
+    Raises:
+        UnsupportedError: no attention whose projections are understood; what was looked for is listed.
+        ModelError: weights that fit no whole number of heads.
+    """
+    found = list(find_attention(root))
+    config = getattr(root, "config", None)
+    kind = type(root).__name__
+    if not found:
+        raise UnsupportedError(
+            f"{kind} has no attention that the ledger understands; looked for modules with projections called "
+            "q_proj/k_proj/v_proj, query/key/value, q/k/v, q_lin/k_lin/v_lin and the like, or fused ones called "
+            "query_key_value, qkv_proj, c_attn, Wqkv and the like, each with an output projection"
+        )
+    sites, said = _windows(_repeated([_site(root, one) for one in found], config), config)
+    rest, notes = _rest(root, found, sites)
+    notes += said + _stateful(root)
+    weights = next((weight.dtype for weight in root.parameters() if weight.is_floating_point()), None)
+    return ModelNumbers(
+        name=name or getattr(config, "name_or_path", "") or kind,
+        attention=tuple(sites),
+        rest=rest,
+        dtype=_dtype(
+            weights if weights is not None and not _on_meta(root) else getattr(config, "dtype", None) or weights
+        ),
+        source=_source(config),
+        init_std=_number(config, "initializer_range"),
+        notes=tuple(notes),
+    )
+
+
+def _on_meta(root: nn.Module) -> bool:
+    return any(weight.is_meta for weight in root.parameters())
+
+
+def _dtype(dtype: Any) -> str | None:
+    try:
+        return None if dtype is None else dtype_name(dtype)
+    except InputError:
+        return None
+
+
+def _site(root: nn.Module, found: Found) -> AttentionNumbers:
+    numbers = read_shape(found)
+    kind = "cross" if is_cross(found.path, {}) or bool(getattr(found.module, "is_cross_attention", False)) else "self"
+    causal = _causal(found) and kind == "self"
+    stack = stack_of(root, found.path, causal or kind == "cross")
+    return replace(
+        numbers,
+        name=found.path,
+        block=found.path,
+        kind=kind,
+        stack=stack,
+        causal=causal,
+        window=None if causal else _two_sided_window(found),
+        cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root),
+    )
+
+
+def keeps_cache(root: nn.Module) -> bool:
+    """Whether a model can keep keys and values between calls: its config says whether it does."""
+    config = getattr(root, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return hasattr(config, "use_cache") or hasattr(text, "use_cache")
+
+
+def _two_sided_window(found: Found) -> int | None:
+    """The window of an encoder's layer: transformers lets it see keys at a distance of up to ``sliding_window``."""
+    if not isinstance(getattr(found.module, "sliding_window", None), int):
+        return None
+    width = _number(found.config, "sliding_window")
+    return None if width is None else int(width) + 1
+
+
+def _causal(found: Found) -> bool:
+    said = [getattr(found.module, name, None) for name in ("is_causal", "is_decoder")]
+    if any(isinstance(value, bool) for value in said):
+        return any(said)
+    config = found.config
+    if isinstance(getattr(config, "is_decoder", None), bool) and config.is_decoder:
+        return True
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    family = getattr(config, "model_type", None)
+    return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def _repeated(sites: list[AttentionNumbers], config: Any) -> list[AttentionNumbers]:
+    """Number the layers; a family that calls one module for several layers (ALBERT) says so in its config."""
+    groups, layers = _number(config, "num_hidden_groups"), _number(config, "num_hidden_layers")
+    inner = _number(config, "inner_group_num") or 1
+    if groups and layers and len(sites) == groups * inner:
+        per_group = [sites[at * int(inner) : (at + 1) * int(inner)] for at in range(int(groups))]
+        sites = [site for at in range(int(layers)) for site in per_group[int(at / (layers / groups))]]
+    counts: dict[tuple[str, str], int] = {}
+    numbered = []
+    for site in sites:
+        key = (site.stack, site.kind)
+        numbered.append(replace(site, layer=counts.get(key, 0)))
+        counts[key] = counts.get(key, 0) + 1
+    return numbered
+
+
+def _windows(sites: list[AttentionNumbers], config: Any) -> tuple[list[AttentionNumbers], list[str]]:
+    """Windows, chunks and shared caches of a decoder's self-attention, from the same source as transformers' cache."""
+    from transformers import PreTrainedConfig
+    from transformers.cache_utils import get_layer_types_and_kwargs
+
+    decoder = [at for at, site in enumerate(sites) if site.stack == "decoder" and site.kind == "self" and site.causal]
+    if not decoder or not isinstance(config, PreTrainedConfig):
+        return sites, []
+    kinds, extras = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    attending = [(kind, extra) for kind, extra in zip(kinds, extras, strict=True) if _attends(kind)]
+    if len(attending) != len(decoder):
+        if not any("sliding_window" in extra for extra in extras):
+            return sites, []
+        return sites, [
+            f"windows are left out: the config speaks of {len(attending)} layers, the model has {len(decoder)}"
+        ]
+    out = list(sites)
+    for at, (kind, extra) in zip(decoder, attending, strict=True):
+        span = extra.get("sliding_window")
+        out[at] = replace(
+            sites[at],
+            window=span if "sliding" in kind else None,
+            chunk=span if kind == "chunked_attention" else None,
+            shares_cache=kind == "dummy",
+        )
+    return out, []
+
+
+def _stateful(root: nn.Module) -> list[str]:
+    """Name layers that keep a state instead of keys and values: they have no heads in the ledger's sense."""
+    classes: dict[str, int] = {}
+    for module in root.modules():
+        if is_stateful(module) and any(is_matrix(child) for child in module.children()):
+            classes[type(module).__name__] = classes.get(type(module).__name__, 0) + 1
+    return [
+        f"{count} x {name} keep a state of constant size: their projections are counted, their state is not"
+        for name, count in classes.items()
+    ]
+
+
+def _attends(kind: str) -> bool:
+    return ("attention" in kind and kind != "linear_attention") or kind == "dummy"
+
+
+def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) -> tuple[Rest, list[str]]:
+    unique = {id(weight): weight for weight in root.parameters()}
+    tables = {id(part.weight): part.weight for part in root.modules() if isinstance(part, nn.Embedding)}
+    output = _output_matrix(root)
+    tied = output is not None and id(output) in tables
+    ours = {id(part) for one in found for part in one.module.modules()}
+    ours |= {id(one.output) for one in found}
+    matrices: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    repeats = round(len(sites) / len(found)) if len(sites) > len(found) else 1
+    seen: set[int] = set() if output is None else {id(output)}
+    for path, part in root.named_modules():
+        weight = getattr(part, "weight", None)
+        if id(part) in ours or not isinstance(weight, Tensor) or id(weight) in seen or isinstance(part, nn.Embedding):
+            continue
+        if weight.ndim > 2:
+            skipped[type(part).__name__] = skipped.get(type(part).__name__, 0) + 1
+        elif weight.ndim == 2 and any(word in ONCE for word in path.split(".")):
+            skipped[path] = 1
+        elif _is_expert(path):
+            continue
+        elif is_matrix(part) or (weight.ndim == 2 and "router" in type(part).__name__.lower()):
+            seen.add(id(weight))
+            stack = _stack(root, path, sites)
+            matrices[stack] = matrices.get(stack, 0) + weight.numel() * (repeats if "layer_groups" in path else 1)
+    experts = sum(weight.numel() for path, weight in root.named_parameters() if _is_expert(path))
+    active, notes = _active(root, experts)
+    rest = Rest(
+        parameters=sum(weight.numel() for weight in unique.values()),
+        embedding=sum(table.numel() for table in tables.values()),
+        tied=output.numel() if tied and output is not None else 0,
+        head=0 if output is None else output.numel(),
+        matrices=matrices,
+        experts=experts,
+        active_experts=active,
+        not_counted=tuple(name if count == 1 else f"{count} x {name}" for name, count in skipped.items()),
+    )
+    return rest, notes
+
+
+def _is_expert(path: str) -> bool:
+    return "experts" in path.split(".")
+
+
+def _active(root: nn.Module, experts: int) -> tuple[int, list[str]]:
+    """Weights of the experts that one token goes through, from the router's numbers in the config."""
+    if not experts:
+        return 0, []
+    config = getattr(root, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    number = next((value for name in EXPERTS if (value := _number(text, name))), None)
+    chosen = next((value for name in ACTIVE if (value := _number(text, name))), None)
+    if number is None or chosen is None:
+        looked = ", ".join((*EXPERTS, *ACTIVE))
+        return experts, [f"experts per token are not known (looked for {looked}): all experts are counted as used"]
+    return round(experts * chosen / number), []
+
+
+def _stack(root: nn.Module, path: str, sites: Iterable[AttentionNumbers]) -> str:
+    stacks = {site.stack for site in sites}
+    return next(iter(stacks)) if len(stacks) == 1 else stack_of(root, path, "decoder" in stacks)
+
+
+def _output_matrix(root: nn.Module) -> Tensor | None:
+    """The matrix that turns the residual stream into logits over the vocabulary, if the model has one."""
+    get = getattr(root, "get_output_embeddings", None)
+    module = get() if callable(get) else None
+    weight = getattr(module, "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.ndim == 2 else None
+
+
+def _source(config: Any) -> int | None:
+    """Positions of an encoder that are the same for every input: Whisper's 30 seconds."""
+    if getattr(config, "is_encoder_decoder", False) and _number(config, "num_mel_bins"):
+        value = _number(config, "max_source_positions")
+        return None if value is None else int(value)
+    return None
+
+
+def _number(config: Any, name: str) -> float | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

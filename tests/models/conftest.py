@@ -61,7 +61,10 @@ def eager_attentions(model: nn.Module, inputs: Mapping[str, Any]) -> dict[tuple[
     """(stack of the output, kind) -> weights of each layer, from the model in float64 with eager attention."""
     truth = copy.deepcopy(model).double().eval()
     truth.set_attn_implementation("eager")
-    doubled = {name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value for name, value in inputs.items()}
+    doubled = {
+        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     with torch.no_grad(), finite_eager_masks():
         try:
             output = truth(**doubled, output_attentions=True)
@@ -100,7 +103,12 @@ def tiny_bert() -> nn.Module:
 
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=31, hidden_size=20, num_hidden_layers=2, num_attention_heads=4, intermediate_size=23, max_position_embeddings=64
+        vocab_size=31,
+        hidden_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=23,
+        max_position_embeddings=64,
     )
     return BertModel(config).eval()
 
@@ -111,7 +119,12 @@ def tiny_llama() -> nn.Module:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=29
+        vocab_size=31,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=29,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -122,7 +135,12 @@ def tiny_albert() -> nn.Module:
 
     torch.manual_seed(0)
     config = AlbertConfig(
-        vocab_size=31, embedding_size=8, hidden_size=20, num_hidden_layers=3, num_attention_heads=4, intermediate_size=23
+        vocab_size=31,
+        embedding_size=8,
+        hidden_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=23,
     )
     return AlbertModel(config).eval()
 

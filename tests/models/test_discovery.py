@@ -45,9 +45,24 @@ def counts(model: nn.Module) -> set[tuple[int, int, int]]:
 
 CASE_45 = {
     "GPT-2": (GPT2Model, GPT2Config(vocab_size=31, n_layer=2, n_head=4, n_embd=16), 2, (4, 4, 4)),
-    "GPT-BigCode": (GPTBigCodeModel, GPTBigCodeConfig(vocab_size=31, n_layer=2, n_head=4, n_embd=16, multi_query=True), 2, (4, 1, 4)),
-    "DistilBERT": (DistilBertModel, DistilBertConfig(vocab_size=31, n_layers=2, n_heads=4, dim=16, hidden_dim=23), 2, (4, 4, 4)),
-    "T5": (T5Model, T5Config(vocab_size=31, d_model=16, d_kv=6, d_ff=23, num_layers=2, num_heads=4, decoder_start_token_id=0), 6, (4, 4, 6)),
+    "GPT-BigCode": (
+        GPTBigCodeModel,
+        GPTBigCodeConfig(vocab_size=31, n_layer=2, n_head=4, n_embd=16, multi_query=True),
+        2,
+        (4, 1, 4),
+    ),
+    "DistilBERT": (
+        DistilBertModel,
+        DistilBertConfig(vocab_size=31, n_layers=2, n_heads=4, dim=16, hidden_dim=23),
+        2,
+        (4, 4, 4),
+    ),
+    "T5": (
+        T5Model,
+        T5Config(vocab_size=31, d_model=16, d_kv=6, d_ff=23, num_layers=2, num_heads=4, decoder_start_token_id=0),
+        6,
+        (4, 4, 6),
+    ),
     "key-value heads None": (
         LlamaModel,
         LlamaConfig(**SMALL, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=None),
@@ -75,8 +90,22 @@ def test_case_45_a_nested_text_config() -> None:
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     text = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    vision = {"hidden_size": 16, "intermediate_size": 23, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
-    config = Gemma3Config(text_config=text, vision_config=vision, image_token_id=30, boi_token_id=29, eoi_token_id=28, mm_tokens_per_image=4)
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 23,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    config = Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=30,
+        boi_token_id=29,
+        eoi_token_id=28,
+        mm_tokens_per_image=4,
+    )
     model = Gemma3ForConditionalGeneration(config).eval()
     layout = discover(model)
     found = {site.key.stack: layout.block_of(site.key) for site in layout.sites}
@@ -88,19 +117,28 @@ def test_case_45_a_nested_text_config() -> None:
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (lambda: FalconModel(FalconConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)), "FalconAttention"),
+        (
+            lambda: FalconModel(
+                FalconConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
+            ),
+            "FalconAttention",
+        ),
         (lambda: BloomModel(BloomConfig(vocab_size=31, hidden_size=16, n_layer=2, n_head=4)), "BloomAttention"),
         (lambda: nn.TransformerEncoderLayer(16, 4, batch_first=True), "MultiheadAttention"),
     ],
 )
 def test_attention_outside_the_seam_is_refused_by_name(model: Any, named: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"outside transformers' AttentionInterface .*{named}.*looked for: modules whose code"):
+    with pytest.raises(
+        UnsupportedError, match=f"outside transformers' AttentionInterface .*{named}.*looked for: modules whose code"
+    ):
         discover(model())
 
 
 def test_case_45_a_plain_mlp_is_an_error_with_the_list_of_what_was_looked_for() -> None:
     mlp = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    with pytest.raises(UnsupportedError, match="Sequential has no attention heads .*looked for: .*AttentionInterface.*; found neither"):
+    with pytest.raises(
+        UnsupportedError, match=r"Sequential has no attention heads .*looked for: .*AttentionInterface.*; found neither"
+    ):
         discover(mlp)
 
 
@@ -138,7 +176,10 @@ def test_weights_that_disagree_with_the_config_are_refused() -> None:
     with torch.no_grad():
         for name in ("query", "key", "value"):
             linear = getattr(attention.self, name)
-            linear.weight, linear.bias = nn.Parameter(linear.weight[:12].clone()), nn.Parameter(linear.bias[:12].clone())
+            linear.weight, linear.bias = (
+                nn.Parameter(linear.weight[:12].clone()),
+                nn.Parameter(linear.bias[:12].clone()),
+            )
         attention.output.dense.weight = nn.Parameter(attention.output.dense.weight[:, :12].clone())
     with pytest.raises(ModelError, match="the weights have 3 query heads, but BertConfig says num_attention_heads = 4"):
         discover(model)
@@ -150,9 +191,19 @@ def test_case_26_pruned_heads_of_a_config_remove_nothing() -> None:
 
 
 ARRANGEMENTS = {
-    "separate": (LlamaModel, LlamaConfig(**SMALL, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2), "heads", False),
+    "separate": (
+        LlamaModel,
+        LlamaConfig(**SMALL, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2),
+        "heads",
+        False,
+    ),
     "Conv1D": (GPT2Model, GPT2Config(vocab_size=31, n_layer=1, n_head=4, n_embd=16), "q|k|v", True),
-    "per head": (GPTNeoXModel, GPTNeoXConfig(**SMALL, num_hidden_layers=1, num_attention_heads=4), "(q,k,v) per head", False),
+    "per head": (
+        GPTNeoXModel,
+        GPTNeoXConfig(**SMALL, num_hidden_layers=1, num_attention_heads=4),
+        "(q,k,v) per head",
+        False,
+    ),
     "grouped, fused": (
         Phi3Model,
         Phi3Config(**SMALL, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0),
@@ -210,7 +261,9 @@ def test_something_between_the_heads_and_the_projection_is_named() -> None:
     block = next(iter(discover(model).blocks.values()))
     assert block.o is None
     assert block.o_path is None
-    assert "attn_sub_norm (BitNetRMSNorm) stands between the heads and the output projection" in dict(block.unknown)["o"]
+    assert (
+        "attn_sub_norm (BitNetRMSNorm) stands between the heads and the output projection" in dict(block.unknown)["o"]
+    )
     with pytest.raises(ModelError, match="stands between"):
         output_weight(model, block)
 
@@ -248,7 +301,9 @@ def test_a_model_is_probed_once(tiny_bert: nn.Module, ids: Tensor) -> None:
 
 
 def test_an_example_that_does_not_run(tiny_bert: nn.Module) -> None:
-    with pytest.raises(InputError, match=r"does not run on the example \(input_ids \(1, 2\)\): IndexError.*give example="):
+    with pytest.raises(
+        InputError, match=r"does not run on the example \(input_ids \(1, 2\)\): IndexError.*give example="
+    ):
         discover(tiny_bert, {"input_ids": torch.tensor([[3, 31]])})
 
 
@@ -262,7 +317,7 @@ def test_a_model_that_needs_an_example_of_its_own() -> None:
             return self.inner(tokens).last_hidden_state
 
     model = Wrapped().eval()
-    with pytest.raises(UnsupportedError, match="no transformers config.*give example="):
+    with pytest.raises(UnsupportedError, match=r"no transformers config.*give example="):
         discover(model)
     layout = discover(model, {"tokens": torch.tensor([[3, 5, 7]])})
     assert [site.key.module for site in layout.sites] == ["inner.encoder.layer.0.attention.self"]
@@ -271,9 +326,8 @@ def test_a_model_that_needs_an_example_of_its_own() -> None:
 def test_modules_that_the_example_does_not_reach_are_listed(tiny_t5: nn.Module, ids: Tensor) -> None:
     layout = discover(tiny_t5.encoder, {"input_ids": ids})
     assert layout.uncovered == ()
-    from transformers import CLIPConfig, CLIPModel
-
     import zoo
+    from transformers import CLIPConfig, CLIPModel
 
     clip = CLIPModel(zoo.small_config(CLIPConfig)).eval()
 
@@ -297,7 +351,9 @@ def patched(monkeypatch: pytest.MonkeyPatch, change: Any) -> nn.Module:
     """A small Llama whose own eager attention is changed by ``change(scores, kwargs)``."""
     from transformers.models.llama import modeling_llama
 
-    def eager_attention_forward(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, dropout: float = 0.0, **kwargs: Any) -> Any:
+    def eager_attention_forward(
+        module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, dropout: float = 0.0, **kwargs: Any
+    ) -> Any:
         scores = query @ modeling_llama.repeat_kv(key, module.num_key_value_groups).transpose(2, 3) * scaling
         scores = change(scores, kwargs)
         weights = torch.softmax(scores if mask is None else scores + mask, -1)
@@ -313,12 +369,17 @@ def patched(monkeypatch: pytest.MonkeyPatch, change: Any) -> nn.Module:
 
 def test_a_rule_that_does_not_pass_through_the_seam_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = patched(monkeypatch, lambda scores, kwargs: scores * 1.7)
-    with pytest.raises(UnsupportedError, match=r"layers.0.self_attn: its own attention \('eager'\) and headwise differ by .*measured wrongly"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"layers.0.self_attn: its own attention \('eager'\) and headwise differ by .*measured wrongly",
+    ):
         discover(model)
 
 
-def test_an_unknown_argument_that_the_model_reads_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, ids: Tensor) -> None:
-    model = patched(monkeypatch, lambda scores, kwargs: scores / (kwargs["temperature"] if "temperature" in kwargs else 1.0))
+def test_an_unknown_argument_that_the_model_reads_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, ids: Tensor
+) -> None:
+    model = patched(monkeypatch, lambda scores, kwargs: scores / kwargs.get("temperature", 1.0))
     discover(model)
     with pytest.raises(UnsupportedError, match="passes the argument 'temperature' to its attention function"):
         discover(model, {"input_ids": ids, "temperature": 1.0})
@@ -349,12 +410,16 @@ def test_a_model_that_needs_its_weights_gets_them(monkeypatch: pytest.MonkeyPatc
     assert len(seen.calls) == 1
 
 
-def test_a_model_that_computes_with_its_mask_gets_whole_masks(monkeypatch: pytest.MonkeyPatch, ids: Tensor, collect: Any) -> None:
+def test_a_model_that_computes_with_its_mask_gets_whole_masks(
+    monkeypatch: pytest.MonkeyPatch, ids: Tensor, collect: Any
+) -> None:
     from transformers.models.llama import modeling_llama
 
     forward = modeling_llama.LlamaAttention.forward
 
-    def sliced(self: Any, hidden_states: Any, position_embeddings: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+    def sliced(
+        self: Any, hidden_states: Any, position_embeddings: Any, attention_mask: Any = None, **kwargs: Any
+    ) -> Any:
         if attention_mask is not None:
             attention_mask = attention_mask[:, :, :, :]
         return forward(self, hidden_states, position_embeddings, attention_mask, **kwargs)

@@ -1,4 +1,4 @@
-"""Every family: the rows that the seam gives equal the model's own eager attention in float64; gates equal zeroed columns."""
+"""Every family: rows equal the model's own eager attention in float64, gates equal zeroed columns."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def with_padding(model_type: str, inputs: dict[str, Any], side: str) -> dict[str
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
-def test_rows_equal_eager_attention_in_float64(family: Any, side: str, collect: Any, truth: Any, entropies: Any) -> None:
+def test_rows_equal_eager_attention_in_float64(
+    family: Any, side: str, collect: Any, truth: Any, entropies: Any
+) -> None:
     model_type, model, inputs = family
     padded = with_padding(model_type, inputs, side)
     if padded is None:
@@ -127,7 +129,7 @@ def test_observation_does_not_change_the_output(family: Any, collect: Any) -> No
 
 def test_a_gate_equals_zeroed_columns_of_the_output_projection(family: Any) -> None:
     """Case 26, for every family and every kind of site."""
-    model_type, model, inputs = family
+    _, model, inputs = family
     layout = discover(model)
     kinds: dict[Any, Any] = {}
     for site in layout.sites:

@@ -51,7 +51,13 @@ def seen_by(mask: CompactMask) -> Tensor:
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_description_equals_the_whole_mask(name: str, padding: str, vmapped: bool) -> None:
-    for queries, keys, q_offset, kv_offset in ((11, 11, 0, 0), (3, 11, 8, 0), (1, 11, 10, 0), (4, 11, 0, 0), (2, 7, 9, 4)):
+    for queries, keys, q_offset, kv_offset in (
+        (11, 11, 0, 0),
+        (3, 11, 8, 0),
+        (1, 11, 10, 0),
+        (4, 11, 0, 0),
+        (2, 7, 9, 4),
+    ):
         arguments = {
             "batch_size": 2,
             "q_length": queries,
@@ -123,7 +129,9 @@ TOUCHES = {
     "where": lambda mask: torch.where(mask, 1.0, 0.0),
     "cat": lambda mask: torch.cat([mask, torch.ones(2)]),
     "softmax": lambda mask: torch.softmax(mask, -1),
-    "sdpa": lambda mask: torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 2)] * 3, attn_mask=mask),
+    "sdpa": lambda mask: torch.nn.functional.scaled_dot_product_attention(
+        *[torch.ones(1, 1, 2, 2)] * 3, attn_mask=mask
+    ),
 }
 
 
@@ -156,6 +164,12 @@ def test_no_tensor_of_the_masks_size_is_made() -> None:
 def test_every_pair_of_rules_intersects() -> None:
     for first, second in itertools.combinations(FUNCTIONS, 2):
         function = theirs.and_masks(FUNCTIONS[first], FUNCTIONS[second])
-        arguments = {"batch_size": 2, "q_length": 11, "kv_length": 11, "mask_function": function, "attention_mask": PADDING["left"]}
+        arguments = {
+            "batch_size": 2,
+            "q_length": 11,
+            "kv_length": 11,
+            "mask_function": function,
+            "attention_mask": PADDING["left"],
+        }
         expected = theirs.sdpa_mask(**arguments, allow_is_causal_skip=False)
         assert torch.equal(seen_by(compact_mask(**arguments)), expected), (first, second)

@@ -22,7 +22,8 @@ def state(model: nn.Module) -> dict[str, Any]:
         "types": [type(config._attn_implementation) for config in configs_of(model)],
         "configs": [config.to_dict() for config in configs_of(model)],
         "hooks": [
-            len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks) for part in model.modules()
+            len(part._forward_hooks) + len(part._forward_pre_hooks) + len(part._backward_hooks)
+            for part in model.modules()
         ],
         "training": [part.training for part in model.modules()],
         "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
@@ -48,19 +49,19 @@ def test_case_25_an_input_that_raises_in_layer_1(half_frozen: nn.Module, ids: Te
     half_frozen.train()
     half_frozen.model.layers[1].eval()
 
-    class Broken(Exception):
+    class BrokenError(Exception):
         pass
 
     class Failing:
         def want(self, site: Any, problem: Any) -> Any:
             if ".1." in site.key.module:
-                raise Broken
+                raise BrokenError
             return collector.want(site, problem)
 
         def see(self, call: Any) -> None:
             collector.see(call)
 
-    with pytest.raises(Broken), observe(half_frozen, Failing()):
+    with pytest.raises(BrokenError), observe(half_frozen, Failing()):
         half_frozen(ids)
     assert len(collector.calls) == 1
     assert state(half_frozen) == before
@@ -72,9 +73,14 @@ def test_case_25_an_input_that_raises_in_layer_1(half_frozen: nn.Module, ids: Te
 def test_every_exit_restores(half_frozen: nn.Module, ids: Tensor, collector: Any, error: type[BaseException]) -> None:
     discover(half_frozen)
     before = state(half_frozen)
-    with pytest.raises(error), gate(half_frozen, {"model.layers.0": [1]}), observe(half_frozen, collector):
-        half_frozen(ids)
-        raise error
+
+    def ends() -> None:
+        with gate(half_frozen, {"model.layers.0": [1]}), observe(half_frozen, collector):
+            half_frozen(ids)
+            raise error
+
+    with pytest.raises(error):
+        ends()
     assert state(half_frozen) == before
 
 
@@ -138,7 +144,9 @@ def test_another_model_with_the_same_config_is_left_alone(ids: Tensor, collect: 
             assert torch.equal(second(ids, attention_mask=mask).last_hidden_state, plain)
 
 
-def test_a_copy_made_inside_a_session_keeps_working_afterwards(tiny_bert: nn.Module, ids: Tensor, collector: Any) -> None:
+def test_a_copy_made_inside_a_session_keeps_working_afterwards(
+    tiny_bert: nn.Module, ids: Tensor, collector: Any
+) -> None:
     with torch.no_grad():
         plain = tiny_bert(ids).last_hidden_state
         with observe(tiny_bert, collector):
@@ -151,7 +159,9 @@ def test_a_copy_made_inside_a_session_keeps_working_afterwards(tiny_bert: nn.Mod
 def test_the_own_implementation_comes_back(ids: Tensor, collector: Any, implementation: str) -> None:
     from transformers import GPT2Config, GPT2Model
 
-    model = GPT2Model(GPT2Config(n_layer=2, n_head=4, n_embd=20, vocab_size=31, attn_implementation=implementation)).eval()
+    model = GPT2Model(
+        GPT2Config(n_layer=2, n_head=4, n_embd=20, vocab_size=31, attn_implementation=implementation)
+    ).eval()
     with torch.no_grad(), observe(model, collector):
         model(ids)
         assert model.config._attn_implementation == implementation

@@ -16,7 +16,9 @@ from headwise.models import discover, gate, observe
 
 
 @pytest.mark.parametrize("which", ["tiny_llama", "tiny_bert"])
-def test_case_17_the_default_implementation_gives_true_weights(request: Any, ids: Tensor, collector: Any, which: str) -> None:
+def test_case_17_the_default_implementation_gives_true_weights(
+    request: Any, ids: Tensor, collector: Any, which: str
+) -> None:
     """2 x 4 finite values that equal the eager model's, and the setting is sdpa again afterwards."""
     model = request.getfixturevalue(which)
     assert model.config._attn_implementation == "sdpa"
@@ -149,7 +151,7 @@ def test_threads_have_passes_of_their_own(tiny_albert: nn.Module, ids: Tensor, c
             with torch.no_grad():
                 for _ in range(5):
                     tiny_albert(ids)
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001
             failures.append(failure)
 
     with observe(tiny_albert, collector):
@@ -222,7 +224,12 @@ def test_output_attentions_of_an_eager_model_stay(ids: Tensor, collector: Any) -
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        vocab_size=31, hidden_size=20, num_hidden_layers=2, num_attention_heads=4, intermediate_size=23, attn_implementation="eager"
+        vocab_size=31,
+        hidden_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=23,
+        attn_implementation="eager",
     )
     model = BertModel(config).eval()
     with torch.no_grad():
@@ -259,21 +266,28 @@ def test_heads_that_changed_since_discovery_are_refused(tiny_bert: nn.Module, id
             linear.weight = nn.Parameter(linear.weight[:15].clone())
             linear.bias = nn.Parameter(linear.bias[:15].clone())
         attention.output.dense.weight = nn.Parameter(attention.output.dense.weight[:, :15].clone())
-    with pytest.raises(ModelError, match="layout says 4 query and 4 key-value heads, the call has 3 and 3"):
-        with torch.no_grad(), observe(tiny_bert, collector):
-            tiny_bert(ids)
+    message = "layout says 4 query and 4 key-value heads, the call has 3 and 3"
+    with pytest.raises(ModelError, match=message), torch.no_grad(), observe(tiny_bert, collector):
+        tiny_bert(ids)
 
 
 def test_a_call_that_discovery_did_not_meet_is_refused(ids: Tensor, collector: Any) -> None:
     from transformers import AlbertConfig, AlbertModel
 
-    config = AlbertConfig(vocab_size=31, embedding_size=8, hidden_size=20, num_hidden_layers=2, num_attention_heads=4, intermediate_size=23)
+    config = AlbertConfig(
+        vocab_size=31,
+        embedding_size=8,
+        hidden_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=23,
+    )
     model = AlbertModel(config).eval()
     discover(model)
     model.encoder.config.num_hidden_layers = 3
-    with pytest.raises(UnsupportedError, match="made attention call 2, which the model did not make"):
-        with torch.no_grad(), observe(model, collector):
-            model(ids)
+    message = "made attention call 2, which the model did not make"
+    with pytest.raises(UnsupportedError, match=message), torch.no_grad(), observe(model, collector):
+        model(ids)
 
 
 def test_something_that_is_no_model() -> None:

@@ -93,6 +93,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "donut-swin": _SWIN,
     "maskformer-swin": _SWIN,
     "swin2sr": {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "hunyuan_vl_text": {"head_dim": 8},
+    "ministral": {"head_dim": 8},
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4, "input_size": 32},
@@ -103,7 +107,30 @@ FIELDS: dict[str, dict[str, Any]] = {
     "flaubert": {"emb_dim": 32},
     "time_series_transformer": {"prediction_length": 3},
     "informer": {"prediction_length": 3},
+    "patchtst": {"context_length": 32, "patch_length": 4, "patch_stride": 4, "num_input_channels": 3},
+    "patchtsmixer": {
+        "context_length": 32,
+        "patch_length": 4,
+        "patch_stride": 4,
+        "num_input_channels": 3,
+        "self_attn": True,
+    },
+    "vivit": {"num_frames": 4, "tubelet_size": [2, 8, 8]},
+    "vjepa2": {"crop_size": 32, "frames_per_clip": 4, "tubelet_size": 2, "pred_hidden_size": 32},
+    "videomae": {"num_frames": 4},
+    "timesformer": {"num_frames": 2},
+    "dots1": {"num_key_value_heads": 2, "n_shared_experts": 1, "n_routed_experts": 4},
+    "yolos": {"num_detection_tokens": 5, "image_size": [32, 32]},
+    "unlimited_ocr": {"text_config.num_key_value_heads": 4},
     "perceiver": {"num_latents": 16, "d_latents": 32},
+}
+
+
+#: Types whose rotary sections of time, height and width are given outside their config.
+SECTIONS: dict[str, list[int]] = {
+    **{f"{name}_text": [2, 1, 1] for name in ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "qwen2_5_omni", "glm46v")},
+    **{f"{name}_text": [2, 1, 1] for name in ("glm4v", "glm_image", "glm_ocr")},
+    "glm4v_moe_text": [1, 1, 0],
 }
 
 
@@ -115,7 +142,11 @@ def small_config(kind: type[PretrainedConfig], fields: dict[str, Any] | None = N
     default = _default(kind)
     values: dict[str, Any] = {}
     for name, value in SMALL.items():
-        if name in names and not isinstance(getattr(kind, name, None), property) and not callable(getattr(kind, name, None)):
+        if (
+            name in names
+            and not isinstance(getattr(kind, name, None), property)
+            and not callable(getattr(kind, name, None))
+        ):
             before = getattr(default, name, None)
             if isinstance(before, (list, tuple)) and not isinstance(value, (list, tuple)):
                 continue
@@ -135,8 +166,9 @@ def small_config(kind: type[PretrainedConfig], fields: dict[str, Any] | None = N
         values["num_key_value_heads"] = values.get("num_attention_heads", 4)
     for name in ("rope_parameters", "rope_scaling"):
         given = getattr(default, name, None)
-        if isinstance(given, dict) and "mrope_section" in given:
-            values[name] = {**given, "mrope_section": [2, 1, 1]}
+        if isinstance(given, dict) and ("mrope_section" in given or kind.model_type in SECTIONS):
+            sections = SECTIONS.get(kind.model_type, [2, 1, 1])
+            values[name] = {**given, "mrope_section": sections}
     values |= own
     if "num_hidden_layers" in names and getattr(default, "layer_types", None) and "layer_types" not in own:
         values["layer_types"] = _layer_types(default.layer_types)
@@ -169,7 +201,13 @@ def model_class(model_type: str) -> type[nn.Module] | None:
     return None
 
 
-def build(model_type: str, fields: dict[str, Any] | None = None, *, kind: type[nn.Module] | None = None, attention: str | None = None) -> nn.Module:
+def build(
+    model_type: str,
+    fields: dict[str, Any] | None = None,
+    *,
+    kind: type[nn.Module] | None = None,
+    attention: str | None = None,
+) -> nn.Module:
     """A small random model of ``model_type`` in eval mode; ``attention`` sets its implementation."""
     config = small_config(CONFIG_MAPPING[model_type], fields)
     kind = kind or model_class(model_type)

@@ -197,7 +197,11 @@ def test_any_cut_of_a_prompt_gives_the_same_cache_and_output(option, sizes, pads
         for start, stop in pieces_of(sizes, length):
             here = {name: mask[:, start:stop] for name, mask in call.items()}
             here["bias"] = None if bias is None else bias[:, :, start:stop, :stop]
-            out = layer(x[:, start:stop], cache=cache, update=True, rows=statistics, weights=statistics, **here)
+            asked = {"cache": cache, "rows": statistics, "weights": statistics, **here}
+            read = layer(x[:, start:stop], update=False, **asked)
+            assert cache.length == start
+            out = layer(x[:, start:stop], update=True, **asked)
+            assert_close(read[0], out[0])
             if statistics:
                 out, own_rows, own_weights = out
                 assert torch.equal(own_rows.argmax, rows.argmax[:, :, start:stop])
@@ -217,6 +221,54 @@ def test_any_cut_of_a_prompt_gives_the_same_cache_and_output(option, sizes, pads
         else:
             axis = 1 if a.dtype == torch.bool else 2
             assert_close(a.narrow(axis, a.shape[axis] - kept, kept), b.narrow(axis, b.shape[axis] - kept, kept))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    option=st.sampled_from(OPTIONS),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["push", "crop", "drop", "reset", "clone"]), st.integers(1, 5)), max_size=11
+    ),
+    pads=st.integers(0, 3),
+    spare=st.integers(0, 3),
+)
+def test_any_history_of_pushes_and_crops_equals_the_sequence_itself(option, steps, pads, spare):
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(7, 6, dtype=torch.float64, **option).eval()
+    cache = layer.new_cache(2, None if layer.window else 64, spare=spare if layer.window else 0)
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    x, padding = torch.zeros(2, 0, 7).double(), torch.zeros(2, 0, dtype=torch.bool)
+    oldest = 0  # the first position that a ring still holds
+    with torch.no_grad():
+        for what, n in steps:
+            if what == "push":
+                new, real = torch.randn(2, n, 7).double(), torch.ones(2, n, dtype=torch.bool)
+                if x.shape[1] == 0:
+                    real[0, :pads] = False
+                x, padding = torch.cat((x, new), dim=1), torch.cat((padding, real), dim=1)
+                out = layer(new, cache=cache, update=True, key_padding=None if bool(real.all()) else real)
+                truth = layer(x, causal=True, key_padding=padding)[:, -n:]
+                assert_close(out, truth)
+                oldest = max(oldest, x.shape[1] - cache.slots)
+            elif what == "clone":
+                old, cache = cache, cache.clone()
+                old.keys.fill_(torch.nan)
+            elif what == "reset":
+                cache.reset()
+                x, padding, oldest = x[:, :0], padding[:, :0], 0
+            else:
+                keep = min(n, x.shape[1]) if what == "crop" else max(x.shape[1] - n, 0)
+                crop = {"keep": n} if what == "crop" else {"drop": n}
+                reaches = keep in (0, x.shape[1]) or max(keep + 1 - (layer.window or 64), 0) >= oldest
+                if not reaches:
+                    with pytest.raises(InputError, match="overwritten"):
+                        cache.crop(**crop)
+                    continue
+                cache.crop(**crop)
+                x, padding = x[:, :keep], padding[:, :keep]
+                oldest = 0 if keep == 0 else oldest
+            assert cache.length == x.shape[1]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -256,11 +308,13 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("options", [{}, {"n_kv_heads": 2}, {"n_kv_heads": 2, "rotary": True}, {"softmax": "summed"}])
 @pytest.mark.parametrize("window", [None, 1024])
-def test_a_decode_step_copies_no_cache(options, window):
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_decode_step_copies_no_cache(options, window, padded):
     layer = MultiHeadAttention(32, 4, window=window, **options).eval()
     cache = layer.new_cache(1, None if window else 2048)
     with torch.no_grad():
-        layer(torch.randn(1, 1500, 32), cache=cache, update=True)
+        padding = torch.arange(1500)[None] >= 1 if padded else None
+        layer(torch.randn(1, 1500, 32), cache=cache, update=True, key_padding=padding)
         with Copies() as copies:
             layer(torch.randn(1, 1, 32), cache=cache, update=True)
         # the scores of one query are heads x keys; a copy of the keys would be KV heads x keys x width

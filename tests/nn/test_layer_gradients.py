@@ -31,8 +31,9 @@ GRID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("backend", ["tiled", "eager"])
 @pytest.mark.parametrize("name", list(GRID))
-def test_gradcheck(name):
+def test_gradcheck(name, backend):
     options, call = GRID[name]
     torch.manual_seed(1)
     layer = MultiHeadAttention(3, 2, **({"d_k": 2} | options), dtype=torch.float64)
@@ -48,7 +49,9 @@ def test_gradcheck(name):
 
     def run(x: Tensor, gates: Tensor, bias: Tensor, *values: Tensor) -> Tensor:
         given = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(layer, given, (x,), {"gates": gates, "bias": bias, **call})
+        return torch.func.functional_call(
+            layer, given, (x,), {"gates": gates, "bias": bias, "backend": backend, **call}
+        )
 
     assert gradcheck(run, (x, gates, bias, *parameters), eps=1e-6, atol=1e-6)
 

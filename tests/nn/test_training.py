@@ -53,7 +53,7 @@ def test_it_learns_and_keeps_the_curve(example):
     assert smooth[0] < 2.2  # a table of letter frequencies stays near 2.9 nats
 
 
-@pytest.mark.parametrize("name", ["train_characters.py", "tensor_parallel.py"])
+@pytest.mark.parametrize("name", ["train_characters.py", pytest.param("tensor_parallel.py", marks=pytest.mark.slow)])
 def test_examples_run(name, tmp_path):
     arguments = ["--steps", "3"] if name == "train_characters.py" else []
     done = subprocess.run(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.layout import Block, HeadLayout, Projection, Site, SiteKey
-from headwise.models.examples import dummy_inputs, padded
+from headwise.models.examples import candidates, padded
 from headwise.models.families import check_counts, check_groups, find_projections, is_cross, stack_of
 from headwise.models.interface import alone
 from headwise.models.layouts import Discovered
@@ -42,9 +42,9 @@ def probe_model(root: nn.Module, example: Mapping[str, Any] | None) -> Discovere
     """Find the heads of ``root``; see :func:`~headwise.models.discover`."""
     refuse_without_attention(root)
     check_groups(root)
-    inputs = dict(example) if example is not None else dummy_inputs(root)
+    tries = [dict(example)] if example is not None else candidates(root)
     with unchanged(root), alone(root.modules()):
-        plain = _plain(root, inputs, given=example is not None)
+        inputs, plain = _plain(root, tries, given=example is not None)
         probe, masks, why = _probe_masks(root, inputs, plain)
         differs = _eager_differs(root, inputs, plain)
         own_output = probe.returned_weights and not _same_without_weights(root, inputs, plain, masks)
@@ -54,18 +54,21 @@ def probe_model(root: nn.Module, example: Mapping[str, Any] | None) -> Discovere
     return Discovered(layout, attention, masks, own_output)
 
 
-def _plain(root: nn.Module, inputs: Mapping[str, Any], *, given: bool) -> list[Tensor]:
-    try:
-        return tensors_of(run_model(root, inputs))
-    except MODEL_FAILURES as failure:
-        if isinstance(failure, UnsupportedError):
-            raise
-        names = ", ".join(f"{name} {_shape(value)}" for name, value in inputs.items())
-        whose = "the example" if given else "the input that headwise made for it"
-        raise InputError(
-            f"{type(root).__name__} does not run on {whose} ({names}): {type(failure).__name__}: {failure}; "
-            "give example= the keyword arguments of a small forward pass"
-        ) from failure
+def _plain(root: nn.Module, tries: list[dict[str, Any]], *, given: bool) -> tuple[dict[str, Any], list[Tensor]]:
+    """The first input that the model runs on, and what it gives."""
+    failures: list[Exception] = []
+    for inputs in tries:
+        try:
+            return inputs, tensors_of(run_model(root, inputs))
+        except MODEL_FAILURES as one:
+            failures.append(one)
+    failure = failures[0]
+    names = ", ".join(f"{name} {_shape(value)}" for name, value in tries[0].items())
+    whose = "the example" if given else "the input that headwise made for it"
+    raise InputError(
+        f"{type(root).__name__} does not run on {whose} ({names}): {type(failure).__name__}: {failure}; "
+        "give example= the keyword arguments of a small forward pass"
+    ) from failure
 
 
 def _shape(value: Any) -> str:
@@ -77,23 +80,30 @@ def _probe_masks(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]
     try:
         return _probe(root, inputs, plain, "compact"), "compact", ""
     except CompactMaskError as refusal:
-        why = str(refusal)
-    except _Differs as difference:
+        why = refusal.what
+    except _DiffersError as difference:
         why = str(difference)
     except MODEL_FAILURES as failure:
         why = f"{type(failure).__name__}: {failure}"
     try:
         return _probe(root, inputs, plain, "dense"), "dense", why
-    except _Differs as difference:
+    except _DiffersError as difference:
         if difference.refusal is not None:
             raise difference.refusal from None
         raise UnsupportedError(
-            f"{type(root).__name__}: {difference}; something changes its attention that does not pass through the seam, "
-            "so its heads would be measured wrongly"
+            f"{type(root).__name__}: {difference}; something changes its attention that does not pass "
+            "through the seam, so its heads would be measured wrongly"
         ) from None
+    except MODEL_FAILURES as failure:
+        if isinstance(failure, HeadwiseError):
+            raise
+        raise UnsupportedError(
+            f"{type(root).__name__} runs by itself but not with its attention function replaced: "
+            f"{type(failure).__name__}: {failure}"
+        ) from failure
 
 
-class _Differs(Exception):
+class _DiffersError(Exception):
     """The model's own numbers and headwise's disagree, or headwise refuses a call."""
 
     def __init__(self, text: str, refusal: HeadwiseError | None = None) -> None:
@@ -112,7 +122,7 @@ def _probe(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], mask
         )
     _compare(probe, plain, outputs)
     with_padding = padded(root, inputs)
-    if with_padding is not None:
+    if with_padding is not None and _takes(root, with_padding):
         again = Probe(root, attention_on_seam(root))
         with again.running(masks):
             run_model(root, with_padding)
@@ -120,15 +130,24 @@ def _probe(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], mask
     return probe
 
 
+def _takes(root: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Whether the model by itself runs on the input; some take no padding."""
+    try:
+        run_model(root, inputs)
+    except MODEL_FAILURES:
+        return False
+    return True
+
+
 def _compare(probe: Probe, plain: list[Tensor], outputs: list[Tensor]) -> None:
     for record in probe.records:
         if isinstance(record.error, HeadwiseError):
-            raise _Differs(str(record.error), record.error)
+            raise _DiffersError(str(record.error), record.error)
         if record.error is not None:
-            raise _Differs(f"{record.path}: {record.error}")
+            raise _DiffersError(f"{record.path}: {record.error}")
     for left, right in zip(plain, outputs, strict=False):
         if left.shape != right.shape or not _close(left, right):
-            raise _Differs("the model's output changes although every head's output is its own")
+            raise _DiffersError("the model's output changes although every head's output is its own")
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
@@ -152,7 +171,7 @@ def _same_without_weights(root: nn.Module, inputs: Mapping[str, Any], plain: lis
 
 
 def _eager_differs(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]) -> bool:
-    """Whether the model under transformers' eager attention gives other numbers than under the attention it is set to."""
+    """Whether the model gives other numbers under transformers' eager attention than under the one it is set to."""
     with eager(root) as changed:
         if not changed:
             return False
@@ -165,9 +184,7 @@ def _eager_differs(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tenso
     )
 
 
-def _facts(
-    root: nn.Module, masks: MaskMode, why: str, own_output: bool, differs: bool
-) -> tuple[tuple[str, str], ...]:
+def _facts(root: nn.Module, masks: MaskMode, why: str, own_output: bool, differs: bool) -> tuple[tuple[str, str], ...]:
     facts = [("masks", masks if not why else f"{masks}: {why}")]
     if own_output:
         facts.append(("output", "computed by the model's own attention function, whose weights it needs"))
@@ -175,8 +192,8 @@ def _facts(
         facts.append(
             (
                 "implementations",
-                f"{type(root).__name__} gives other numbers under 'eager' than under the attention implementation it is "
-                "set to; measured is what it computes as it is set",
+                f"{type(root).__name__} gives other numbers under 'eager' than under the attention implementation "
+                "it is set to; measured is what it computes as it is set",
             )
         )
     return tuple(facts)
@@ -187,7 +204,7 @@ def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...]) -
     blocks: dict[str, Block] = {}
     labels: dict[tuple[str, str], int] = {}
     for record in probe.records:
-        block = _block(root, probe, record)
+        block = _block(probe, record)
         known = blocks.setdefault(record.path, block)
         if (known.query_heads, known.kv_heads, known.d_k, known.d_v) != (
             block.query_heads,
@@ -207,7 +224,7 @@ def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...]) -
     return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe), facts=facts)
 
 
-def _block(root: nn.Module, probe: Probe, record: Record) -> Block:
+def _block(probe: Probe, record: Record) -> Block:
     found = find_projections(record.linears, record.query, record.key, record.value)
     heads, kv_heads = record.query.shape[1], record.key.shape[1]
     output, why = probe.output_projection(record)

@@ -36,7 +36,7 @@ class _Rule:
     scale: float | Tensor
 
     def vector(self, count: int, output: Tensor) -> Tensor:
-        """All ``count`` gates of the site, (H,) or (B, H); made anew for each call so that gradients reach ``scale``."""
+        """All ``count`` gates of the site, (H,) or (B, H); made anew for each call, so that gradients flow."""
         index = torch.tensor(self.heads, device=output.device)
         if not isinstance(self.scale, Tensor):
             return torch.ones(count, dtype=output.dtype, device=output.device).index_fill(0, index, self.scale)
@@ -82,7 +82,7 @@ class Gates:
         if vector.ndim == 2 and vector.shape[0] != output_BQHD.shape[0]:
             raise GateError(
                 f"{key}: gates for {vector.shape[0]} examples, but the call has a batch of {output_BQHD.shape[0]}; "
-                "give one row per row of the batch that reaches this attention (beams and windows count), or one value per head"
+                "give one row per row of the batch that reaches this attention (beams, windows), or one per head"
             )
         return output_BQHD * (vector[:, None, :, None] if vector.ndim == 2 else vector[None, None, :, None])
 
@@ -131,7 +131,8 @@ def _shared_scale(scale: float | Tensor, count: int) -> float | Tensor:
             return scale.expand(count)
         if scale.ndim > 2 or scale.shape[-1] != count:
             raise GateError(
-                f"scale has the shape {tuple(scale.shape)}, but {count} heads are named; give ({count},) or (batch, {count})"
+                f"scale has the shape {tuple(scale.shape)}, but {count} heads are named; "
+                f"give ({count},) or (batch, {count})"
             )
         return scale
     try:

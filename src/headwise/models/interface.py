@@ -26,7 +26,18 @@ from headwise.models.masks import CompactMask
 from headwise.models.problems import Call, problem_of
 from headwise.models.standin import own_function
 
-__all__ = ["AttentionCall", "Observer", "Party", "Seen", "alone", "attend_as", "check_heads", "delegate", "enrol", "expel"]
+__all__ = [
+    "AttentionCall",
+    "Observer",
+    "Party",
+    "Seen",
+    "alone",
+    "attend_as",
+    "check_heads",
+    "delegate",
+    "enrol",
+    "expel",
+]
 
 
 @dataclass(frozen=True)

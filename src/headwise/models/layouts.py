@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from headwise.layout import Block, HeadLayout, Projection
 from headwise.errors import ModelError
+from headwise.layout import Block, HeadLayout, Projection
 from headwise.models.standin import MaskMode
 
 __all__ = ["Discovered", "discover", "discovered", "forget", "output_weight"]
@@ -103,7 +103,7 @@ def output_weight(module: nn.Module, block: Block) -> Tensor:
     matrix_DE = weight if projection.transposed else weight.T
     if matrix_DE.shape[0] != block.query_heads * block.d_v:
         raise ModelError(
-            f"{projection.parameter}: its input has width {matrix_DE.shape[0]}, but {block.query_heads} heads of width {block.d_v} "
-            "were discovered; the model has changed: discover it again"
+            f"{projection.parameter}: its input has width {matrix_DE.shape[0]}, but {block.query_heads} heads "
+            f"of width {block.d_v} were discovered; the model has changed: discover it again"
         )
     return matrix_DE.view(block.query_heads, block.d_v, matrix_DE.shape[1])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,7 +32,17 @@ _SLIDING_BOTH = theirs.sliding_window_bidirectional_overlay(1).__code__
 
 
 class CompactMaskError(UnsupportedError):
-    """A model computed with its attention mask where only a description of it was handed over."""
+    """A model computed with its attention mask where only a description of it was handed over.
+
+    ``what`` says what it did.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = f"the model computes with its attention mask ({what})"
+        super().__init__(
+            f"{self.what}, so it cannot be handed over as a description; discover the model with an example that "
+            "reaches this part, and the session will use whole masks instead"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,7 @@ class _Pattern:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise CompactMaskError(
-        f"the model computes with its attention mask ({what}), so it cannot be handed over as a description; "
-        "discover the model with an example that reaches this part, and the session will use whole masks instead"
-    )
+    raise CompactMaskError(what)
 
 
 class CompactMask:
@@ -77,9 +84,6 @@ class CompactMask:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _refuse(f"it calls '{getattr(func, '__name__', func)}'")
-
-    def __bool__(self) -> bool:
-        _refuse("it asks whether the mask is true")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompactMask:
         return self
@@ -149,17 +153,22 @@ class CompactMask:
         return None if bool(part.all()) else part
 
 
+#: What a model may do with a mask that is a tensor.
+_USES: Final = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "matmul", "rmatmul", "pow"),
+    *("neg", "abs", "invert", "and", "rand", "or", "ror", "xor", "rxor", "eq", "ne", "lt", "le", "gt", "ge"),
+    *("bool", "getitem", "setitem", "len", "iter", "contains", "float", "int", "index"),
+)
+
+
 def _touching(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: CompactMask, *others: Any) -> NoReturn:
+    def refuse(*_: Any) -> NoReturn:
         _refuse(f"it uses '{name}'")
 
     return refuse
 
 
-for _name in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv matmul rmatmul pow neg abs invert and rand or ror xor rxor"
-    " eq ne lt le gt ge getitem setitem len iter contains float int index"
-).split():
+for _name in _USES:
     setattr(CompactMask, f"__{_name}__", _touching(f"__{_name}__"))
 CompactMask.__hash__ = object.__hash__  # type: ignore[method-assign]
 

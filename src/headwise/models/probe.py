@@ -173,23 +173,24 @@ class Probe:
         if not worst <= allowed:
             return (
                 problem,
-                f"its own attention ('{call.original}') and headwise differ by {worst:.2g} where values reach {largest:.2g}",
+                f"its own attention ('{call.original}') and headwise differ by {worst:.2g} "
+                f"where values reach {largest:.2g}",
             )
         return problem, None
 
     # --- hooks ---
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = [name for name in inspect.signature(module.forward).parameters]
+        names = list(inspect.signature(module.forward).parameters)
         self._arguments[module] = {**dict(zip(names, args, strict=False)), **kwargs}
         self._outputs[module] = {}
         self._inside.append(module)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if module in self._inside:
             del self._inside[self._inside.index(module) :]
 
-    def _puts_out(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _puts_out(self, module: nn.Module, _args: Any, output: Any) -> None:
         if not self._inside or not is_linear(module) or not isinstance(output, Tensor):
             return
         outer = self._inside[-1]
@@ -204,7 +205,9 @@ class Probe:
         for record in reversed(self.records[-4:]):
             if args[0].numel() == record.z.numel() and torch.equal(args[0].reshape(record.z.shape), record.z):
                 place = (record.path, record.call)
-                if is_linear(module) and args[0].shape[-1] == record.z.shape[-1]:
+                if self.names[module].endswith(".base_layer"):
+                    self._between.setdefault(place, f"an adapter on {self.names[module].removesuffix('.base_layer')}")
+                elif is_linear(module) and args[0].shape[-1] == record.z.shape[-1]:
                     self._readers.setdefault(place, (self.names[module], module))
                 elif place not in self._readers and not isinstance(module, (nn.Dropout, nn.Identity)):
                     self._between.setdefault(place, f"{self.names[module]} ({type(module).__name__})")

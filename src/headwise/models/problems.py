@@ -24,9 +24,12 @@ __all__ = ["Call", "problem_of"]
 
 #: Arguments that cannot change a score: bookkeeping, and what only variable-length kernels read.
 _HARMLESS: Final = frozenset(
-    "dropout scaling is_causal position_bias softcap s_aux sinks sliding_window position_ids cache_position cache"
-    " past_key_values past_key_value use_cache layer_idx output_attentions output_hidden_states output_router_logits"
-    " return_dict num_items_in_batch deterministic cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k".split()
+    (
+        *("dropout", "scaling", "is_causal", "position_bias", "softcap", "s_aux", "sinks", "sliding_window"),
+        *("position_ids", "cache_position", "cache", "past_key_values", "past_key_value", "use_cache", "layer_idx"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch"),
+        *("deterministic", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+    )
 )
 #: Arguments that select keys and are only given to kernels that headwise does not replace.
 _SELECTING: Final = frozenset({"indices", "block_indices", "block_table", "block_mask", "kernel_options"})
@@ -87,8 +90,8 @@ def _check_arguments(call: Call) -> None:
             continue
         if name in _SELECTING or _reads(call.own, name):
             raise UnsupportedError(
-                f"{call.path} ({type(call.module).__name__}) passes the argument '{name}' to its attention function, and "
-                f"'{call.original}' reads it; headwise does not know what it does to the scores"
+                f"{call.path} ({type(call.module).__name__}) passes the argument '{name}' to its attention function, "
+                f"and '{call.original}' reads it; headwise does not know what it does to the scores"
             )
 
 
@@ -140,7 +143,8 @@ def _sinks(call: Call) -> Tensor | None:
         if value.numel() == call.query.shape[1]:
             return value.reshape(-1)  # type: ignore[no-any-return]
         raise UnsupportedError(
-            f"{call.path}: the argument '{name}' has the shape {tuple(value.shape)}; only one sink per query head is understood"
+            f"{call.path}: the argument '{name}' has the shape {tuple(value.shape)}; "
+            "only one sink per query head is understood"
         )
     return None
 
@@ -163,11 +167,12 @@ def _joined(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 def _mask_of(call: Call, queries: int, keys: int) -> tuple[Visible, Tensor | None]:
     mask = call.mask
     if mask is None:
-        return _without_mask(call, queries, keys), None
+        return _without_mask(call, queries), None
     if isinstance(mask, CompactMask):
         if (mask.queries, mask.keys) != (queries, keys):
             raise UnsupportedError(
-                f"{call.path}: a mask for {mask.queries} queries and {mask.keys} keys reached an attention of {queries} and {keys}"
+                f"{call.path}: a mask for {mask.queries} queries and {mask.keys} keys reached an attention of "
+                f"{queries} and {keys}"
             )
         return _for_batch(mask.visible(), call.query.shape[0]), None
     if not isinstance(mask, Tensor) or mask.ndim > 4 or mask.ndim < 2:
@@ -177,7 +182,8 @@ def _mask_of(call: Call, queries: int, keys: int) -> tuple[Visible, Tensor | Non
         return Visible(mask=mask), None
     if not mask.is_floating_point():
         raise UnsupportedError(
-            f"{call.path}: an attention mask of {_kind(mask)} is neither boolean nor additive; what 0 and 1 mean cannot be told"
+            f"{call.path}: an attention mask of {_kind(mask)} is neither boolean nor additive; "
+            "what 0 and 1 mean cannot be told"
         )
     return _from_additive(mask)
 
@@ -193,7 +199,7 @@ def _for_batch(visible: Visible, batch: int) -> Visible:
     return replace(visible, key_padding=padding.expand(batch, -1))
 
 
-def _without_mask(call: Call, queries: int, keys: int) -> Visible:
+def _without_mask(call: Call, queries: int) -> Visible:
     """As transformers' own functions read a missing mask.
 
     ``eager`` sees every key. ``sdpa`` goes by ``is_causal`` (the argument, else the module's, else true) when there

@@ -67,8 +67,8 @@ class Session:
             if self.observer is None:
                 return None
             raise UnsupportedError(
-                f"{path or type(module).__name__} made attention call {place.call}, which the model did not make when its "
-                "heads were discovered; discover it with an example that reaches this call"
+                f"{path or type(module).__name__} made attention call {place.call}, which the model did not make "
+                "when its heads were discovered; discover it with an example that reaches this call"
             )
         block = self.layout.blocks[site.block]
         if self.observer is not None or (self._gates is not None and site.key in self._gates.rules):

@@ -9,7 +9,7 @@ from torch import nn
 from headwise.errors import UnsupportedError
 from headwise.models.standin import code_names, methods_of
 
-__all__ = ["attention_on_seam", "attention_elsewhere", "refuse_without_attention"]
+__all__ = ["attention_elsewhere", "attention_on_seam", "refuse_without_attention"]
 
 _SOFTMAX: Final = frozenset(
     {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward", "_flash_attention_forward"}
@@ -81,7 +81,7 @@ def refuse_without_attention(root: nn.Module) -> None:
     if others:
         classes = ", ".join(sorted({type(module).__name__ for module in others.values()}))
         raise UnsupportedError(
-            f"{kind} computes its attention outside transformers' AttentionInterface ({classes}, {len(others)} modules), "
-            f"which headwise cannot see; {looked}"
+            f"{kind} computes its attention outside transformers' AttentionInterface ({classes}, {len(others)} "
+            f"modules), which headwise cannot see; {looked}"
         )
     raise UnsupportedError(f"{kind} has no attention heads that headwise understands; {looked}; found neither")

@@ -84,11 +84,11 @@ class Tracker:
         known = {id(module) for module in watched}
 
         # Functions, not methods: a model that is copied inside a session takes them along, where they do nothing.
-        def enter(module: nn.Module, args: Any) -> None:
+        def enter(module: nn.Module, _args: Any) -> None:
             if self._open and not self.paused and id(module) in known:
                 self._enter(module)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, _args: Any, _output: Any) -> None:
             if self._open and not self.paused and id(module) in known:
                 self._leave(module)
 
@@ -136,9 +136,9 @@ class Tracker:
     def _recomputed(self, module: nn.Module) -> _Pass:
         if id(module) in self._repeated:
             raise UnsupportedError(
-                f"{type(module).__name__} is called several times in one forward pass, and a checkpoint that headwise does "
-                "not know computes one of the calls again: which one cannot be told; use model.activation_checkpointing_enable() "
-                "before the block, or no checkpointing"
+                f"{type(module).__name__} is called several times in one forward pass, and a checkpoint that headwise "
+                "does not know computes one of the calls again: which one cannot be told; use "
+                "model.activation_checkpointing_enable() before the block, or no checkpointing"
             )
         return _Pass(max(self.passes - 1, 0), recomputed=True)
 
@@ -177,8 +177,8 @@ class Tracker:
                     return function(*inner, **named)
                 if not self._open:
                     raise RunError(
-                        "a layer under gradient checkpointing is computed again after its gate or observation has ended; "
-                        "call backward() inside the 'with' block"
+                        "a layer under gradient checkpointing is computed again after its gate or observation has "
+                        "ended; call backward() inside the 'with' block"
                     )
                 thread = self._thread
                 held = thread.stack, thread.now

@@ -180,7 +180,8 @@ class KVCache:
                 f"crop takes a number of at least 0, but {asked} was given. Use drop={-asked} to drop the end."
             )
         length = min(asked, self.length) if keep is not None else max(self.length - asked, 0)
-        if self.window is not None and 0 < length < self.length and length - self.window + 1 < self._oldest:
+        needed = 0 if self.window is None else max(length - self.window + 1, 0)
+        if 0 < length < self.length and needed < self._oldest:
             raise InputError(
                 f"The ring cannot be cropped to {length} of {self.length} tokens: a window of {self.window} needs keys "
                 f"that were overwritten. Make the cache with spare={self.length - length} or more, or reset it."

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from headwise.errors import ModelError
 from headwise.layout import Block
 
-__all__ = ["check_counts", "check_groups"]
+__all__ = ["check_counts", "check_groups", "nearest_config"]
 
 _HEADS: Final = (
     "num_attention_heads",
@@ -52,7 +52,7 @@ def check_counts(root: nn.Module, path: str, block: Block) -> None:
     Raises:
         ModelError: both numbers are named.
     """
-    config = _nearest_config(root, path)
+    config = nearest_config(root, path)
     if config is None:
         return
     _compare(config, path, _HEADS, "query heads", block.query_heads)
@@ -101,7 +101,8 @@ def _flat(value: Any) -> Iterator[int]:
         yield value
 
 
-def _nearest_config(root: nn.Module, path: str) -> PretrainedConfig | None:
+def nearest_config(root: nn.Module, path: str) -> PretrainedConfig | None:
+    """The config of the module at ``path``, or of the nearest module around it that has one."""
     parts = path.split(".")
     for length in range(len(parts), -1, -1):
         config = getattr(root.get_submodule(".".join(parts[:length])), "config", None)

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from headwise.models.families.counts import nearest_config
+
 __all__ = ["is_cross", "stack_of"]
 
 _VISION: Final = frozenset({"vision", "visual", "image", "pixel", "video", "vit"})
@@ -33,7 +35,7 @@ def words_of(path: str) -> list[str]:
 
 
 def is_cross(path: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether the keys come from another sequence: a foreign argument that is a tensor of its own, or the name says so."""
+    """Whether the keys come from another sequence: the name says so, or a foreign argument is a tensor of its own."""
     parts = path.lower().split(".")
     if any(
         part in _CROSS_NAMES or part.startswith(("cross_att", "crossatt", "encoder_att", "encdec")) for part in parts
@@ -55,7 +57,8 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
     """``"encoder"``, ``"decoder"``, ``"vision"`` or ``"audio"``.
 
     A word of the path decides (vision, audio); in an encoder-decoder model the words encoder and decoder; in a model of
-    one stack what it reads (``main_input_name``), and for text whether it is causal.
+    one stack what it reads (``main_input_name``, or patches where there is no vocabulary), and for text whether it
+    is causal.
     """
     words = words_of(path)
     config = getattr(root, "config", None)
@@ -74,4 +77,10 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
         return "decoder" if "decoder" in words and "encoder" not in words else "vision"
     if main in ("input_values", "input_features"):
         return "audio"
+    nearest = nearest_config(root, path)
+    if nearest is not None and not hasattr(nearest, "vocab_size"):
+        if hasattr(nearest, "patch_size") or hasattr(nearest, "image_size"):
+            return "vision"
+        if hasattr(nearest, "num_mel_bins"):
+            return "audio"
     return "decoder" if causal else "encoder"

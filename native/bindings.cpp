@@ -37,8 +37,8 @@ headwise::Array strides(nb::handle tuple, const char* name) {
 }
 
 headwise::Plane plane(nb::handle tuple, const char* name) {
-  need(tuple, 4, name);
-  return {pointer<const void>(tuple, 0), item_at(tuple, 1), item_at(tuple, 2), item_at(tuple, 3)};
+  need(tuple, 5, name);
+  return {pointer<const void>(tuple, 0), item_at(tuple, 1), item_at(tuple, 2), item_at(tuple, 3), item_at(tuple, 4)};
 }
 
 struct Reader {
@@ -75,9 +75,9 @@ struct Reader {
     c.kv_map = kv_map.data();
   }
 
-  // (causal, window, offset), padding (data, batch stride), mask, bias (.., type), distance bias, sinks
-  void rules(nb::handle visible, nb::handle padding, nb::handle mask, nb::handle bias, int bias_type,
-             nb::handle distance, uintptr_t sinks) {
+  // (causal, window, offset), padding (data, batch stride), mask, at most two of (bias, type), distance bias, sinks
+  void rules(nb::handle visible, nb::handle padding, nb::handle mask, nb::handle added, nb::handle distance,
+             uintptr_t sinks) {
     need(visible, 3, "visible");
     c.causal = item_at(visible, 0) != 0;
     c.window = item_at(visible, 1);
@@ -88,8 +88,16 @@ struct Reader {
       c.padding_batch = item_at(padding, 1);
     }
     if (!mask.is_none()) c.mask = plane(mask, "mask");
-    if (!bias.is_none()) c.bias = plane(bias, "bias");
-    c.bias_type = static_cast<headwise::Type>(bias_type);
+    if (!added.is_none()) {
+      if (!PyTuple_Check(added.ptr()) || PyTuple_GET_SIZE(added.ptr()) > 2)
+        throw nb::type_error("added must be a tuple of at most two (bias, type)");
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(added.ptr()); ++i) {
+        nb::handle term = PyTuple_GET_ITEM(added.ptr(), i);
+        need(term, 2, "a term of added");
+        c.bias[i] = plane(PyTuple_GET_ITEM(term.ptr(), 0), "bias");
+        c.bias_type[i] = static_cast<headwise::Type>(item_at(term, 1));
+      }
+    }
     if (!distance.is_none()) {
       need(distance, 4, "distance bias");
       c.distance_bias = pointer<const float>(distance, 0);
@@ -108,12 +116,12 @@ const headwise::Target& target_of(int index) {
 
 void forward(int target, int threads, int type, nb::handle shape, nb::handle data, nb::handle q, nb::handle k,
              nb::handle v, nb::handle z, nb::handle kv_map, float scale, float softcap, nb::handle visible,
-             nb::handle padding, nb::handle mask, nb::handle bias, int bias_type, nb::handle distance_bias,
-             uintptr_t sinks, nb::handle rows, nb::handle pairs, nb::handle classes) {
+             nb::handle padding, nb::handle mask, nb::handle added, nb::handle distance_bias, uintptr_t sinks,
+             nb::handle rows, nb::handle pairs, nb::handle classes) {
   Reader reader;
   reader.tensors(type, shape, data, q, k, v, z);
   reader.heads(kv_map);
-  reader.rules(visible, padding, mask, bias, bias_type, distance_bias, sinks);
+  reader.rules(visible, padding, mask, added, distance_bias, sinks);
   Call& c = reader.c;
   c.scale = scale;
   c.softcap = softcap;
@@ -148,12 +156,12 @@ void forward(int target, int threads, int type, nb::handle shape, nb::handle dat
 
 void received(int target, int threads, int type, nb::handle shape, nb::handle data, nb::handle q, nb::handle k,
               nb::handle kv_map, float scale, float softcap, nb::handle visible, nb::handle padding, nb::handle mask,
-              nb::handle bias, int bias_type, nb::handle distance_bias, uintptr_t sinks, uintptr_t lse,
+              nb::handle added, nb::handle distance_bias, uintptr_t sinks, uintptr_t lse,
               nb::handle row_weights, uintptr_t out) {
   Reader reader;
   reader.tensors(type, shape, data, q, k, k, q);
   reader.heads(kv_map);
-  reader.rules(visible, padding, mask, bias, bias_type, distance_bias, sinks);
+  reader.rules(visible, padding, mask, added, distance_bias, sinks);
   Call& c = reader.c;
   c.scale = scale;
   c.softcap = softcap;
@@ -184,11 +192,11 @@ NB_MODULE(_core, m) {
   m.def("forward", &forward, nb::arg("target"), nb::arg("threads"), nb::arg("type"), nb::arg("shape"), nb::arg("data"),
         nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("z"), nb::arg("kv_map").none(), nb::arg("scale"),
         nb::arg("softcap"), nb::arg("visible"), nb::arg("padding").none(), nb::arg("mask").none(),
-        nb::arg("bias").none(), nb::arg("bias_type"), nb::arg("distance_bias").none(), nb::arg("sinks"),
+        nb::arg("added").none(), nb::arg("distance_bias").none(), nb::arg("sinks"),
         nb::arg("rows").none(), nb::arg("pairs").none(), nb::arg("classes").none());
   m.def("received", &received, nb::arg("target"), nb::arg("threads"), nb::arg("type"), nb::arg("shape"),
         nb::arg("data"), nb::arg("q"), nb::arg("k"), nb::arg("kv_map").none(), nb::arg("scale"), nb::arg("softcap"),
-        nb::arg("visible"), nb::arg("padding").none(), nb::arg("mask").none(), nb::arg("bias").none(),
-        nb::arg("bias_type"), nb::arg("distance_bias").none(), nb::arg("sinks"), nb::arg("lse"),
+        nb::arg("visible"), nb::arg("padding").none(), nb::arg("mask").none(), nb::arg("added").none(),
+        nb::arg("distance_bias").none(), nb::arg("sinks"), nb::arg("lse"),
         nb::arg("row_weights").none(), nb::arg("out"));
 }

@@ -17,10 +17,10 @@ struct Array {
   int64_t batch, head, row;
 };
 
-// A (batch, head, query, key) array; a stride of 0 broadcasts that axis; keys are contiguous.
+// A (batch, head, query, key) array; a stride of 0 broadcasts that axis; the stride of keys is 1 or 0.
 struct Plane {
   const void* data;  // null: absent
-  int64_t batch, head, query;
+  int64_t batch, head, query, key;
 };
 
 // One attention computation. Every pointer outlives the call; nothing in it is written but the outputs.
@@ -39,8 +39,8 @@ struct Call {
   const uint8_t* padding;  // (B, K) 1 = a real key, or null
   int64_t padding_batch;   // its stride
   Plane mask;              // uint8, 1 = may attend
-  Plane bias;              // added to the score; at or below the lowest finite value of its type it hides the key
-  Type bias_type;
+  Plane bias[2];           // added to the score; at or below the lowest value of its type it hides the key
+  Type bias_type[2];
   const float* distance_bias;  // (H or 1, distance_length), added at [j - i + distance_zero], or null
   int64_t distance_bias_head, distance_length, distance_zero;
   const float* sinks;  // (H) or null

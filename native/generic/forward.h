@@ -143,7 +143,7 @@ static void list_panels(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
   w.count = 0;
   const int64_t a = most(t.low_any, k0), e = least(t.high_any, k1);
   if (a >= e) return;
-  const bool plain = !c.mask.data && !c.bias.data;
+  const bool plain = !c.mask.data && !c.bias[0].data;
   for (int64_t p = (a - k0) / PANEL; p * PANEL < e - k0; ++p) {
     const int64_t start = k0 + p * PANEL;
     const uint32_t real = c.padding ? w.real[p] : ALL;

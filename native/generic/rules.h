@@ -33,27 +33,42 @@ HEADWISE_INLINE F load_some(const T* p, int64_t n) {
   return n >= W ? load(p) : load_first(p, n > 0 ? (int)n : 0);
 }
 
+// Vector j of a row of a plane in the panel at `start`, of which n keys exist; a key stride of 0 repeats one value.
 template <class T>
-static uint32_t bias_bits(const T* p, int64_t n, float lowest) {
+HEADWISE_INLINE F plane_vector(const Plane& plane, const T* row, int64_t start, int64_t n, int j) {
+  if (plane.key) return load_some(row + start + j * W, n - j * W);
+  float lanes[W];
+  store(lanes, load_first(row, 1));
+  return set1(lanes[0]);
+}
+
+template <class T>
+static uint32_t bias_bits(const Plane& plane, const T* row, int64_t start, int64_t n, float lowest) {
   uint32_t bits = 0;
   for (int j = 0; j < NV; ++j)
-    if (n > j * W) bits |= above_bits(load_some(p + j * W, n - j * W), set1(lowest)) << (j * W);
+    if (n > j * W) bits |= above_bits(plane_vector(plane, row, start, n, j), set1(lowest)) << (j * W);
   return bits;
 }
+
+// Float32 hides from the lowest bfloat16 on, so that a mask made in half precision and widened later still hides.
+constexpr float kLowestBf16 = -3.3895313892515355e38f, kLowestF16 = -65504.0f;
 
 // Keys of the panel at `start` that the row may see; `real` are the keys that are not padding.
 static uint32_t visible_bits(const Call& c, const Row& row, int64_t b, int64_t start, uint32_t real) {
   uint32_t bits = range_bits(row.low, row.high, start) & real;
   const int64_t n = c.K - start;
-  if (bits && c.mask.data)
-    bits &= some_byte_bits(plane_row<uint8_t>(c.mask, b, row.head, row.query) + start, n);
-  if (bits && c.bias.data) {
-    if (c.bias_type == Type::f32)
-      bits &= bias_bits(plane_row<float>(c.bias, b, row.head, row.query) + start, n, -3.4028234663852886e38f);
-    else if (c.bias_type == Type::bf16)
-      bits &= bias_bits(plane_row<bf16>(c.bias, b, row.head, row.query) + start, n, -3.3895313892515355e38f);
+  if (bits && c.mask.data) {
+    const uint8_t* mask = plane_row<uint8_t>(c.mask, b, row.head, row.query);
+    bits &= c.mask.key ? some_byte_bits(mask + start, n) : *mask ? ALL : 0;
+  }
+  for (int i = 0; i < 2 && bits && c.bias[i].data; ++i) {
+    const Plane& bias = c.bias[i];
+    if (c.bias_type[i] == Type::f32)
+      bits &= bias_bits(bias, plane_row<float>(bias, b, row.head, row.query), start, n, kLowestBf16);
+    else if (c.bias_type[i] == Type::bf16)
+      bits &= bias_bits(bias, plane_row<bf16>(bias, b, row.head, row.query), start, n, kLowestBf16);
     else
-      bits &= bias_bits(plane_row<f16>(c.bias, b, row.head, row.query) + start, n, -65504.0f);
+      bits &= bias_bits(bias, plane_row<f16>(bias, b, row.head, row.query), start, n, kLowestF16);
   }
   return bits;
 }
@@ -76,9 +91,9 @@ HEADWISE_INLINE F tanh(F x) {
 }
 
 template <class T>
-static void add_bias(float* s, const T* bias, int64_t n) {
+static void add_bias(float* s, const Plane& plane, const T* row, int64_t start, int64_t n) {
   for (int j = 0; j < NV; ++j)
-    store(s + j * W, fma(load_some(bias + j * W, n - j * W), set1(kLog2e), load(s + j * W)));
+    store(s + j * W, fma(plane_vector(plane, row, start, n, j), set1(kLog2e), load(s + j * W)));
 }
 
 // Soft cap and biases on one panel of one row.
@@ -88,19 +103,20 @@ static void bend_scores(const Call& c, const Row& row, int64_t b, int64_t start,
     const F cap = set1(c.softcap * kLog2e), inverse = set1(1.0f / (c.softcap * kLog2e));
     for (int j = 0; j < NV; ++j) store(s + j * W, mul(cap, tanh(mul(load(s + j * W), inverse))));
   }
-  if (c.bias.data) {
-    if (c.bias_type == Type::f32) add_bias(s, plane_row<float>(c.bias, b, row.head, row.query) + start, n);
-    else if (c.bias_type == Type::bf16) add_bias(s, plane_row<bf16>(c.bias, b, row.head, row.query) + start, n);
-    else add_bias(s, plane_row<f16>(c.bias, b, row.head, row.query) + start, n);
+  for (int i = 0; i < 2 && c.bias[i].data; ++i) {
+    const Plane& bias = c.bias[i];
+    if (c.bias_type[i] == Type::f32) add_bias(s, bias, plane_row<float>(bias, b, row.head, row.query), start, n);
+    else if (c.bias_type[i] == Type::bf16) add_bias(s, bias, plane_row<bf16>(bias, b, row.head, row.query), start, n);
+    else add_bias(s, bias, plane_row<f16>(bias, b, row.head, row.query), start, n);
   }
   if (c.distance_bias) {
-    const float* table = c.distance_bias + row.head * c.distance_bias_head;
-    const int64_t at = start - (row.query + c.offset) + c.distance_zero;
-    add_bias(s, table + at, least(n, c.distance_length - at));
+    const Plane table = {c.distance_bias, 0, 0, 0, 1};
+    const float* of_head = c.distance_bias + row.head * c.distance_bias_head;
+    add_bias(s, table, of_head, start - (row.query + c.offset) + c.distance_zero, n);
   }
 }
 
-HEADWISE_INLINE bool bends(const Call& c) { return c.softcap > 0.0f || c.bias.data || c.distance_bias; }
+HEADWISE_INLINE bool bends(const Call& c) { return c.softcap > 0.0f || c.bias[0].data || c.distance_bias; }
 
 HEADWISE_INLINE void hide(float* s, uint32_t bits) {
   const F hidden = set1(kHidden);

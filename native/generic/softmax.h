@@ -43,30 +43,29 @@ HEADWISE_INLINE float softmax_row(float* s, int64_t n, Row& row, int64_t positio
   }
   const F top = set1(row.max);
   F sum0 = set1(0.0f), sum1 = sum0, weighted0 = sum0, weighted1 = sum0, far = sum0;
+  auto gap = [&key_of, position](int64_t column) {
+    return abs(add(iota(), set1((float)(key_of(column) - position))));
+  };
   int64_t i = 0;
-  if (!DISTANCE) {
-    for (; i + 2 * W <= n; i += 2 * W) {
-      F x0 = sub(load(s + i), top), x1 = sub(load(s + i + W), top);
-      F p0 = exp2(x0), p1 = exp2(x1);
-      store(s + i, p0);
-      store(s + i + W, p1);
-      sum0 = add(sum0, p0);
-      sum1 = add(sum1, p1);
-      if (STATS) {
-        weighted0 = fma(p0, x0, weighted0);
-        weighted1 = fma(p1, x1, weighted1);
-      }
+  for (; i + 2 * W <= n; i += 2 * W) {
+    F x0 = sub(load(s + i), top), x1 = sub(load(s + i + W), top);
+    F p0 = exp2(x0), p1 = exp2(x1);
+    store(s + i, p0);
+    store(s + i + W, p1);
+    sum0 = add(sum0, p0);
+    sum1 = add(sum1, p1);
+    if (STATS) {
+      weighted0 = fma(p0, x0, weighted0);
+      weighted1 = fma(p1, x1, weighted1);
     }
+    if (DISTANCE) far = fma(p1, gap(i + W), fma(p0, gap(i), far));
   }
-  for (; i < n; i += W) {
+  if (i < n) {
     F x = sub(load(s + i), top), p = exp2(x);
     store(s + i, p);
     sum0 = add(sum0, p);
     if (STATS) weighted0 = fma(p, x, weighted0);
-    if (DISTANCE) {
-      F gap = abs(add(iota(), set1((float)(key_of(i) - position))));
-      far = fma(p, gap, far);
-    }
+    if (DISTANCE) far = fma(p, gap(i), far);
   }
   row.sum = row.sum * alpha + hsum(add(sum0, sum1));
   if (STATS) row.weighted += hsum(add(weighted0, weighted1));

@@ -42,7 +42,7 @@ HEADWISE_INLINE void narrow(f16* p, float x) {
   if (size > 0x7f800000) p->bits = (uint16_t)(sign | 0x7e00);
   else if (size >= 0x477ff000) p->bits = (uint16_t)(sign | 0x7c00);  // rounds to 65536 or beyond
   else if (size >= 0x38800000)
-    p->bits = (uint16_t)(sign | ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10));
+    p->bits = (uint16_t)(sign | (((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10)));
   else p->bits = (uint16_t)(sign | (bits_of(float_of(size) + 0.5f) - bits_of(0.5f)));  // adding 0.5 rounds to 2^-24
 }
 

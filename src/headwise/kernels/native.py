@@ -1,0 +1,274 @@
+"""The compiled kernel as a function of tensors: checks nothing, computes without gradients.
+
+:mod:`headwise.kernels.cpu` is the backend; here is what stands between tensors and the extension:
+whether it could be loaded, which target runs, and the addresses and strides that it reads.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Output", "core", "forward", "received", "target", "why_not"]
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class _Loaded(NamedTuple):
+    core: ModuleType | None
+    target: int
+    name: str
+    why_not: str | None
+
+
+def _load() -> _Loaded:
+    try:
+        from headwise.kernels import _core  # type: ignore[attr-defined]
+    except ImportError as error:
+        return _Loaded(None, 0, "", f"the compiled extension headwise.kernels._core could not be loaded: {error}")
+    names = _core.targets()
+    forced = os.environ.get("HEADWISE_TARGET")
+    if forced is not None and forced not in names:
+        reason = f"HEADWISE_TARGET={forced} is not a target that this machine can run ({', '.join(names)})"
+        return _Loaded(None, 0, "", reason)
+    index = names.index(forced) if forced is not None else 0
+    return _Loaded(_core, index, names[index], None)
+
+
+_LOADED = _load()
+
+
+def core() -> ModuleType | None:
+    """The extension, or None where it could not be loaded."""
+    return _LOADED.core
+
+
+def target() -> str:
+    """The instruction set that runs: ``avx512``, ``avx2``, ``neon`` or ``baseline``; empty without the extension."""
+    return _LOADED.name
+
+
+def why_not() -> str | None:
+    """Why the kernel cannot run on this machine at all; None when it can."""
+    return _LOADED.why_not
+
+
+class Output(NamedTuple):
+    """What a call wrote: z in q's dtype; floats (lse, entropy, max_weight, then sink and distance where there are),
+    whole numbers (argmax, visible), weights on pairs (P, B, H, Q) and on classes (B, H, Q, C)."""
+
+    z: Tensor
+    floats: Tensor | None
+    whole: Tensor | None
+    pairs: Tensor | None
+    classes: Tensor | None
+
+
+def readable(x: Tensor) -> Tensor:
+    """x itself, or a copy where its last axis is not contiguous."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+
+def _plane(x: Tensor, keep: list[Tensor]) -> tuple[int, ...]:
+    """Address and strides of a (B or 1, H or 1, Q or 1, K or 1) tensor, 0 where it broadcasts."""
+    if x.shape[3] > 1 and x.stride(3) != 1:
+        x = x.contiguous()
+    keep.append(x)
+    steps = (0 if size == 1 else step for size, step in zip(x.shape[:3], x.stride()[:3], strict=True))
+    return (x.data_ptr(), *steps, 0 if x.shape[3] == 1 else 1)
+
+
+def _added(terms: tuple[Tensor, ...], keep: list[Tensor]) -> tuple[Any, ...] | None:
+    if not terms:
+        return None
+    known = [term if term.dtype in TYPES else term.float() for term in terms]
+    return tuple((_plane(term, keep), TYPES[term.dtype]) for term in known)
+
+
+def _rules(
+    problem_mask: Tensor | None,
+    key_padding: Tensor | None,
+    added: tuple[Tensor, ...],
+    distance_bias: Tensor | None,
+    distance_zero: int,
+    sinks: Tensor | None,
+    keep: list[Tensor],
+) -> tuple[Any, ...]:
+    """(padding, mask, added, distance bias, sinks) as the extension takes them."""
+    padding = mask = distance = None
+    sink_address = 0
+    if key_padding is not None:
+        key_padding = key_padding if key_padding.stride(1) == 1 or key_padding.shape[1] == 1 else key_padding.contiguous()
+        keep.append(key_padding)
+        padding = (key_padding.data_ptr(), key_padding.stride(0))
+    if problem_mask is not None:
+        mask = _plane(problem_mask, keep)
+    if distance_bias is not None:
+        table = distance_bias.float().contiguous()
+        keep.append(table)
+        distance = (table.data_ptr(), table.shape[1] if table.shape[0] > 1 else 0, table.shape[1], distance_zero)
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+        keep.append(sinks)
+        sink_address = sinks.data_ptr()
+    return padding, mask, _added(added, keep), distance, sink_address
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    offset: int = 0,
+    key_padding: Tensor | None = None,
+    mask: Tensor | None = None,
+    added: tuple[Tensor, ...] = (),
+    distance_bias: Tensor | None = None,
+    distance_zero: int = 0,
+    sinks: Tensor | None = None,
+    kv_map: tuple[int, ...] | None = None,
+    statistics: bool = False,
+    distance: bool = False,
+    pairs: Tensor | None = None,
+    pair_lists: tuple[Tensor, Tensor] | None = None,
+    classes: Tensor | None = None,
+    n_classes: int = 0,
+) -> Output:
+    """Run the kernel. Shapes as in :class:`headwise.kernels.Problem`; the caller has checked them."""
+    batch, heads, queries, d_k = q.shape
+    _, groups, keys, d_v = v.shape
+    q, k, v = readable(q), readable(k), readable(v)
+    z = torch.empty((batch, heads, queries, d_v), dtype=q.dtype)
+    keep: list[Tensor] = []
+    rows = floats = whole = None
+    if statistics:
+        n = 3 + (sinks is not None) + distance
+        floats = torch.empty((n, batch, heads, queries))
+        whole = torch.empty((2, batch, heads, queries), dtype=torch.int64)
+        at, step, counts = floats.data_ptr(), 4 * batch * heads * queries, whole.data_ptr()
+        sink_at = at + 3 * step if sinks is not None else 0
+        distance_at = at + (n - 1) * step if distance else 0
+        rows = (at, at + step, at + 2 * step, counts, counts + 2 * step, sink_at, distance_at)
+    listed = _pair_lists(pairs, pair_lists, q, keep)
+    marked = class_weights = None
+    if classes is not None:
+        classes = readable(classes)
+        keep.append(classes)
+        class_weights = torch.empty((batch, heads, queries, n_classes))
+        marked = (classes.data_ptr(), classes.stride(0) if classes.shape[0] > 1 else 0, n_classes, class_weights.data_ptr())
+    plain = key_padding is None and mask is None and not added and distance_bias is None and sinks is None
+    padding, mask_at, terms, table, sink_address = (
+        (None, None, None, None, 0)
+        if plain
+        else _rules(mask, key_padding, added, distance_bias, distance_zero, sinks, keep)
+    )
+    assert _LOADED.core is not None
+    _LOADED.core.forward(
+        _LOADED.target,
+        torch.get_num_threads(),
+        TYPES[q.dtype],
+        (batch, heads, groups, queries, keys, d_k, d_v),
+        (q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr()),
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        z.stride(),
+        kv_map,
+        scale,
+        softcap or 0.0,
+        (causal, window or 0, offset),
+        padding,
+        mask_at,
+        terms,
+        table,
+        sink_address,
+        rows,
+        None if listed is None else (listed[0].data_ptr(), listed[1].data_ptr(), listed[2].data_ptr()),
+        marked,
+    )
+    return Output(z, floats, whole, _pair_output(listed, pairs, q), class_weights)
+
+
+def _pair_lists(
+    pairs: Tensor | None, pair_lists: tuple[Tensor, Tensor] | None, q: Tensor, keep: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Row offsets, keys, and room for the weights (H, pairs), from (P, B or 1, Q) or as they are."""
+    batch, heads, queries, _ = q.shape
+    if pair_lists is not None:
+        offsets, keys = pair_lists[0].contiguous(), pair_lists[1].contiguous()
+    elif pairs is not None:
+        rules = pairs.shape[0]
+        keys = pairs.expand(rules, batch, queries).permute(1, 2, 0).contiguous()
+        offsets = torch.arange(batch * queries + 1) * rules
+    else:
+        return None
+    keep += [offsets, keys]
+    return offsets, keys, torch.zeros((heads, keys.numel()))
+
+
+def _pair_output(listed: tuple[Tensor, Tensor, Tensor] | None, pairs: Tensor | None, q: Tensor) -> Tensor | None:
+    if listed is None or pairs is None:
+        return None if listed is None else listed[2]
+    batch, heads, queries, _ = q.shape
+    return listed[2].view(heads, batch, queries, pairs.shape[0]).permute(3, 1, 0, 2)
+
+
+def received(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    *,
+    scale: float,
+    softcap: float | None,
+    causal: bool,
+    window: int | None,
+    offset: int,
+    key_padding: Tensor | None,
+    mask: Tensor | None,
+    added: tuple[Tensor, ...],
+    sinks: Tensor | None,
+    kv_map: tuple[int, ...] | None,
+    row_weights: Tensor | None,
+    distance_bias: Tensor | None = None,
+    distance_zero: int = 0,
+) -> Tensor:
+    """Sums of the pattern over query rows, (B, H, K), from each row's ``lse`` (B, H, Q)."""
+    batch, heads, queries, d_k = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    q, k, lse = readable(q), readable(k), lse.float().contiguous()
+    keep = [lse]
+    weights = None
+    if row_weights is not None:
+        row_weights = row_weights.float().contiguous()
+        keep.append(row_weights)
+        weights = (row_weights.data_ptr(), queries if row_weights.shape[0] > 1 else 0)
+    rules = _rules(mask, key_padding, added, distance_bias, distance_zero, sinks, keep)
+    out = torch.empty((batch, heads, keys))
+    assert _LOADED.core is not None
+    _LOADED.core.received(
+        _LOADED.target,
+        torch.get_num_threads(),
+        TYPES[q.dtype],
+        (batch, heads, groups, queries, keys, d_k, 0),
+        (q.data_ptr(), k.data_ptr(), 0, 0),
+        q.stride(),
+        k.stride(),
+        kv_map,
+        scale,
+        softcap or 0.0,
+        (causal, window or 0, offset),
+        *rules,
+        lse.data_ptr(),
+        weights,
+        out.data_ptr(),
+    )
+    return out

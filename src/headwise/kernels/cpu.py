@@ -21,7 +21,7 @@ from headwise.kernels.problem import Answer, Problem, Rows, Wanted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["about", "attend", "notes", "received", "refusal", "stands_back"]
+__all__ = ["about", "attend", "notes", "readable_now", "received", "refusal", "stands_back"]
 
 
 def about() -> str:
@@ -72,7 +72,7 @@ def refusal(problem: Problem, wanted: Wanted) -> str | None:
 def stands_back(problem: Problem, wanted: Wanted) -> str | None:
     """Why another backend is the better choice although this one could do it; None when none is."""
     if not wanted.statistics and _wants_gradients(problem) and sdpa.refusal(problem, wanted) is None:
-        return "gradients of plain attention are wanted, and torch's backward pass is faster than the recomputation here"
+        return "gradients of plain attention are wanted, and torch's own backward pass is faster than recomputing"
     return None
 
 
@@ -90,7 +90,7 @@ def _wants_gradients(problem: Problem) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(problem))
 
 
-def _in_hand(problem: Problem) -> bool:
+def readable_now(problem: Problem) -> bool:
     """Whether the kernel may read the tensors' memory here and now: nothing traces, records or wraps them."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or _wants_gradients(problem):
         return False
@@ -102,10 +102,12 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z in q's dtype and rows in float32; ``wanted.weights`` is not its business."""
-    if not _in_hand(problem):
+    if not readable_now(problem):
         return _traced(without_distance_bias(problem), wanted)
+    if wanted.pairs is not None and wanted.pair_lists is not None:  # the kernel takes one or the other
+        return with_extras(attend)(problem, wanted)
     visible, rule = problem.visible, problem.rule
-    statistics = wanted.rows or wanted.statistics
+    statistics = wanted.statistics
     out = native.forward(
         problem.q,
         problem.k,

@@ -81,7 +81,7 @@ def _attention(
 
 
 @_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, _k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, queries = q.shape[:3]
     z = q.new_empty((batch, heads, queries, v.shape[3]))
     floats = q.new_empty((4 if rest[-1] else 3, batch, heads, queries), dtype=torch.float32)
@@ -135,7 +135,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
     ctx.options = inputs[7:12]
 
 
-@torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+@torch.autograd.function.once_differentiable
 def _backward(ctx: Any, dz: Tensor | None, dfloats: Tensor | None, dargmax: Tensor | None) -> tuple[Any, ...]:
     del dargmax
     *tensors, z, floats = ctx.saved_tensors

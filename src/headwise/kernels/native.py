@@ -73,7 +73,6 @@ def readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-
 def _plane(x: Tensor, keep: list[Tensor]) -> tuple[int, ...]:
     """Address and strides of a (B or 1, H or 1, Q or 1, K or 1) tensor, 0 where it broadcasts."""
     if x.shape[3] > 1 and x.stride(3) != 1:
@@ -103,7 +102,9 @@ def _rules(
     padding = mask = distance = None
     sink_address = 0
     if key_padding is not None:
-        key_padding = key_padding if key_padding.stride(1) == 1 or key_padding.shape[1] == 1 else key_padding.contiguous()
+        key_padding = (
+            key_padding if key_padding.stride(1) == 1 or key_padding.shape[1] == 1 else key_padding.contiguous()
+        )
         keep.append(key_padding)
         padding = (key_padding.data_ptr(), key_padding.stride(0))
     if problem_mask is not None:
@@ -164,7 +165,12 @@ def forward(
         classes = readable(classes)
         keep.append(classes)
         class_weights = torch.empty((batch, heads, queries, n_classes))
-        marked = (classes.data_ptr(), classes.stride(0) if classes.shape[0] > 1 else 0, n_classes, class_weights.data_ptr())
+        marked = (
+            classes.data_ptr(),
+            classes.stride(0) if classes.shape[0] > 1 else 0,
+            n_classes,
+            class_weights.data_ptr(),
+        )
     plain = key_padding is None and mask is None and not added and distance_bias is None and sinks is None
     padding, mask_at, terms, table, sink_address = (
         (None, None, None, None, 0)

@@ -100,9 +100,7 @@ class Wanted:
     @property
     def statistics(self) -> bool:
         """Whether anything about the rows is wanted: ``rows``, ``distance``, pairs or classes."""
-        return self.rows or self.distance or any(
-            x is not None for x in (self.pairs, self.classes, self.pair_lists)
-        )
+        return self.rows or self.distance or any(x is not None for x in (self.pairs, self.classes, self.pair_lists))
 
 
 @dataclass(frozen=True)

@@ -63,20 +63,33 @@ static void careful_row(Worker& from, Row& row, float* o, float* classes) {
   if (row.visible && row.max <= kLowest) row.sum = __builtin_nanf("");
 }
 
-HEADWISE_INLINE bool all_finite(const float* o, int64_t width) {
-  for (int64_t d = 0; d < width; d += W) {
-    const int n = width - d < W ? (int)(width - d) : W;
-    const uint32_t want = (uint32_t)((1ull << n) - 1);
-    if ((finite_bits(load(o + d)) & want) != want) return false;
+// Writes a row; false where something in it is not finite.
+template <class T>
+HEADWISE_INLINE bool write_output(T* z, const float* o, int64_t width, float factor, bool empty) {
+  const F f = set1(factor), none = set1(0.0f);
+  uint32_t wrong = 0;
+  int64_t d = 0;
+  for (; d + W <= width; d += W) {
+    const F x = empty ? none : mul(load(o + d), f);
+    wrong |= ~finite_bits(x) & (uint32_t)((1ull << W) - 1);
+    store_first(z + d, x, W);
   }
-  return true;
+  if (d < width) {
+    const int n = (int)(width - d);
+    const F x = empty ? none : mul(load(o + d), f);
+    wrong |= ~finite_bits(x) & ((1u << n) - 1u);
+    store_first(z + d, x, n);
+  }
+  return wrong == 0;
 }
 
-template <class T>
-static void write_output(T* z, const float* o, int64_t width, float factor, bool empty) {
-  const F f = set1(factor);
-  for (int64_t d = 0; d < width; d += W)
-    store_first(z + d, empty ? set1(0.0f) : mul(load(o + d), f), width - d < W ? (int)(width - d) : W);
+static bool write_row(const Worker& w, const Row& row, const float* o, float factor) {
+  const Call& c = w.c;
+  const bool empty = row.visible == 0;
+  const int64_t at = w.b * c.z_stride.batch + row.head * c.z_stride.head + row.query * c.z_stride.row;
+  if (c.type == Type::f32) return write_output((float*)c.z + at, o, c.Dv, factor, empty);
+  if (c.type == Type::bf16) return write_output((bf16*)c.z + at, o, c.Dv, factor, empty);
+  return write_output((f16*)c.z + at, o, c.Dv, factor, empty);
 }
 
 // Weights on the chosen keys of a finished row, from one dot product each.
@@ -115,18 +128,20 @@ static void finish_tile(Worker& w, Tile& t) {
   for (int r = 0; r < t.rows; ++r) {
     Row& row = t.row[r];
     float *o = t.o + r * w.ldo, *classes = t.classes + r * w.ldc;
-    if (row.visible && row.sum == row.sum &&
-        !(row.max > kHidden && row.weighted == row.weighted && all_finite(o, c.Dv)))
+    bool sound = !row.visible || row.sum != row.sum || (row.max > kHidden && row.weighted == row.weighted);
+    float factor = 0.0f;
+    if (sound) {
+      factor = finish_row(c, row, w.b);
+      sound = write_row(w, row, o, factor) || row.sum != row.sum;
+    }
+    if (!sound) {
       careful_row(w, row, o, classes);
-    const bool empty = row.visible == 0;
-    const float factor = finish_row(c, row, w.b);
-    const int64_t at = w.b * c.z_stride.batch + row.head * c.z_stride.head + row.query * c.z_stride.row;
-    if (c.type == Type::f32) write_output((float*)c.z + at, o, c.Dv, factor, empty);
-    else if (c.type == Type::bf16) write_output((bf16*)c.z + at, o, c.Dv, factor, empty);
-    else write_output((f16*)c.z + at, o, c.Dv, factor, empty);
+      factor = finish_row(c, row, w.b);
+      write_row(w, row, o, factor);
+    }
     if (c.classes)
       write_output(c.class_weights + ((w.b * c.H + row.head) * c.Q + row.query) * c.n_classes, classes, c.n_classes,
-                   factor, empty);
+                   factor, row.visible == 0);
     if (c.pair_rows) {
       const int64_t* span = c.pair_rows + w.b * c.Q + row.query;
       if (span[0] < span[1]) weigh_pairs(w, row, span[0], span[1]);

@@ -144,11 +144,12 @@ static void list_panels(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
   const int64_t a = most(t.low_any, k0), e = least(t.high_any, k1);
   if (a >= e) return;
   const bool plain = !c.mask.data && !c.bias[0].data;
+  int whole = 0;  // panels that every row sees
   for (int64_t p = (a - k0) / PANEL; p * PANEL < e - k0; ++p) {
     const int64_t start = k0 + p * PANEL;
     const uint32_t real = c.padding ? w.real[p] : ALL;
     if (plain && real == ALL && start >= t.low_all && start + PANEL <= t.high_all) {
-      for (int r = 0; r < t.rows; ++r) t.row[r].visible += PANEL;
+      ++whole;
       w.exact[w.count] = true;
       w.index[w.count++] = (int)p;
       continue;
@@ -165,6 +166,7 @@ static void list_panels(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
     w.exact[w.count] = all == ALL;
     w.index[w.count++] = (int)p;
   }
+  for (int r = 0; r < t.rows; ++r) t.row[r].visible += whole * PANEL;
 }
 
 // The end of the run of neighbouring panels that starts at i.

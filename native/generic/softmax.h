@@ -13,11 +13,18 @@ HEADWISE_INLINE float row_max(const float* s, int64_t n) {
   return hmax(max(max(a, b), max(c, d)));
 }
 
-// The first column whose score equals x, which is there.
+// The first column whose score equals x, which is there. Four vectors at a time: fewer branches to guess.
 HEADWISE_INLINE int64_t first_equal(const float* s, int64_t n, float x) {
   const F want = set1(x);
-  for (int64_t i = 0; i < n; i += W) {
-    uint32_t bits = equal_bits(load(s + i), want);
+  int64_t i = 0;
+  for (; i + 4 * W <= n; i += 4 * W) {
+    const uint32_t a = equal_bits(load(s + i), want), b = equal_bits(load(s + i + W), want);
+    const uint32_t c = equal_bits(load(s + i + 2 * W), want), d = equal_bits(load(s + i + 3 * W), want);
+    const uint64_t bits = (uint64_t)a | (uint64_t)b << W | (uint64_t)c << (2 * W) | (uint64_t)d << (3 * W);
+    if (bits) return i + __builtin_ctzll(bits);
+  }
+  for (; i < n; i += W) {
+    const uint32_t bits = equal_bits(load(s + i), want);
     if (bits) return i + __builtin_ctz(bits);
   }
   return 0;
@@ -31,11 +38,14 @@ HEADWISE_INLINE float softmax_row(float* s, int64_t n, Row& row, int64_t positio
   float alpha = 1.0f;
   if (block > before) {
     if (STATS) row.argmax = (int32_t)key_of(first_equal(s, n, block));
-    float lanes[W];
-    store(lanes, exp2(set1(before - block)));
-    alpha = lanes[0];
+    alpha = 0.0f;
     row.max = block;
-    if (STATS && row.sum > 0.0f) row.weighted = alpha * (row.weighted + (before - block) * row.sum);
+    if (before > kHidden) {
+      float lanes[W];
+      store(lanes, exp2(set1(before - block)));
+      alpha = lanes[0];
+      if (STATS) row.weighted = alpha * (row.weighted + (before - block) * row.sum);
+    }
   }
   if (!(row.max > kHidden)) {  // nothing seen yet
     for (int64_t i = 0; i < n; i += W) store(s + i, set1(0.0f));

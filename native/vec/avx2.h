@@ -33,7 +33,10 @@ HEADWISE_INLINE F load_first(const float* p, int n) { return _mm256_maskload_ps(
 HEADWISE_INLINE F load_first(const bf16* p, int n) { return from_bf16(first_halves(p, n)); }
 HEADWISE_INLINE F load_first(const f16* p, int n) { return _mm256_cvtph_ps(first_halves(p, n)); }
 HEADWISE_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
-HEADWISE_INLINE void store_first(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+HEADWISE_INLINE void store_first(float* p, F x, int n) {
+  if (n == W) store(p, x);
+  else _mm256_maskstore_ps(p, first(n), x);
+}
 HEADWISE_INLINE void store_halves(void* p, __m128i x, int n) {
   if (n == 8) {
     _mm_storeu_si128((__m128i*)p, x);

@@ -28,7 +28,10 @@ HEADWISE_INLINE F load_first(const bf16* p, int n) {
 }
 HEADWISE_INLINE F load_first(const f16* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
 HEADWISE_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
-HEADWISE_INLINE void store_first(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+HEADWISE_INLINE void store_first(float* p, F x, int n) {
+  if (n == W) store(p, x);
+  else _mm512_mask_storeu_ps(p, first(n), x);
+}
 HEADWISE_INLINE void store_first(f16* p, F x, int n) {
   _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

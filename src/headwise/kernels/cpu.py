@@ -104,34 +104,46 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z in q's dtype and rows in float32; ``wanted.weights`` is not its business."""
     if not readable_now(problem):
         return _traced(without_distance_bias(problem), wanted)
-    if wanted.pairs is not None and wanted.pair_lists is not None:  # the kernel takes one or the other
-        return with_extras(attend)(problem, wanted)
-    visible, rule = problem.visible, problem.rule
-    statistics = wanted.statistics
+    extras = None
+    if wanted.distance or wanted.pairs is not None or wanted.pair_lists is not None or wanted.classes is not None:
+        if wanted.pairs is not None and wanted.pair_lists is not None:  # the kernel takes one or the other
+            return with_extras(attend)(problem, wanted)
+        extras = native.Extras(wanted.distance, wanted.pairs, wanted.pair_lists, wanted.classes, wanted.n_classes)
+    statistics = wanted.rows or extras is not None
     out = native.forward(
         problem.q,
         problem.k,
         problem.v,
-        scale=problem.scale,
-        softcap=rule.softcap,
-        causal=visible.causal,
-        window=visible.window,
-        offset=problem.offset,
-        key_padding=visible.key_padding,
-        mask=visible.mask,
-        added=rule.added,
-        distance_bias=rule.distance_bias,
-        distance_zero=rule.distance_zero,
-        sinks=rule.sinks,
-        kv_map=problem.kv_map,
-        statistics=statistics,
-        distance=wanted.distance,
-        pairs=wanted.pairs,
-        pair_lists=wanted.pair_lists,
-        classes=wanted.classes,
-        n_classes=wanted.n_classes,
+        problem.scale,
+        problem.rule.softcap,
+        _visible(problem),
+        problem.kv_map,
+        statistics,
+        _rules(problem),
+        extras,
     )
     return Answer(out.z, _rows(out, problem, wanted) if statistics else None)
+
+
+def _visible(problem: Problem) -> tuple[bool, int, int]:
+    return problem.visible.causal, problem.visible.window or 0, problem.offset
+
+
+def _rules(problem: Problem) -> native.Rules | None:
+    """The rest of the problem's rules, or None where there are none."""
+    visible, rule = problem.visible, problem.rule
+    if (
+        visible.key_padding is None
+        and visible.mask is None
+        and rule.bias is None
+        and rule.additive_mask is None
+        and rule.distance_bias is None
+        and rule.sinks is None
+    ):
+        return None
+    return native.Rules(
+        visible.key_padding, visible.mask, rule.added, rule.distance_bias, rule.distance_zero, rule.sinks
+    )
 
 
 def _rows(out: native.Output, problem: Problem, wanted: Wanted) -> Rows:
@@ -139,6 +151,8 @@ def _rows(out: native.Output, problem: Problem, wanted: Wanted) -> Rows:
     assert out.whole is not None
     lse, entropy, max_weight, *more = out.floats.unbind(0)
     argmax, visible = out.whole.unbind(0)
+    if not more and out.pairs is None and out.classes is None:
+        return Rows(lse, entropy, max_weight, argmax, visible)
     lists = wanted.pair_lists is not None
     return Rows(
         lse,
@@ -162,22 +176,14 @@ def _traced(problem: Problem, wanted: Wanted) -> Answer:
 
 def received(problem: Problem, lse: Tensor, row_weights: Tensor | None) -> Tensor:
     """Sums of the pattern over the query rows, (B, H, K), from each row's lse."""
-    visible, rule = problem.visible, problem.rule
     return native.received(
         problem.q,
         problem.k,
         lse,
-        scale=problem.scale,
-        softcap=rule.softcap,
-        causal=visible.causal,
-        window=visible.window,
-        offset=problem.offset,
-        key_padding=visible.key_padding,
-        mask=visible.mask,
-        added=rule.added,
-        sinks=rule.sinks,
-        kv_map=problem.kv_map,
-        row_weights=row_weights,
-        distance_bias=rule.distance_bias,
-        distance_zero=rule.distance_zero,
+        problem.scale,
+        problem.rule.softcap,
+        _visible(problem),
+        problem.kv_map,
+        _rules(problem) or native.Rules(),
+        row_weights,
     )

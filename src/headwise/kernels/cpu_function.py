@@ -64,16 +64,13 @@ def _attention(
         q,
         k,
         v,
-        scale=scale,
-        softcap=softcap,
-        causal=causal,
-        window=window,
-        offset=offset,
-        key_padding=key_padding,
-        mask=mask,
-        added=tuple(term for term in (bias, additive_mask) if term is not None),
-        statistics=True,
-        distance=distance,
+        scale,
+        softcap,
+        (causal, window or 0, offset),
+        None,
+        True,
+        native.Rules(key_padding, mask, tuple(term for term in (bias, additive_mask) if term is not None)),
+        native.Extras(distance),
     )
     assert out.floats is not None
     assert out.whole is not None

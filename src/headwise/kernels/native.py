@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Output", "core", "forward", "received", "target", "why_not"]
+__all__ = ["TYPES", "Extras", "Output", "Rules", "core", "forward", "readable", "received", "target", "why_not"]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -89,165 +89,154 @@ def _added(terms: tuple[Tensor, ...], keep: list[Tensor]) -> tuple[Any, ...] | N
     return tuple((_plane(term, keep), TYPES[term.dtype]) for term in known)
 
 
-def _rules(
-    problem_mask: Tensor | None,
-    key_padding: Tensor | None,
-    added: tuple[Tensor, ...],
-    distance_bias: Tensor | None,
-    distance_zero: int,
-    sinks: Tensor | None,
-    keep: list[Tensor],
-) -> tuple[Any, ...]:
-    """(padding, mask, added, distance bias, sinks) as the extension takes them."""
+#: (padding, mask, added, distance bias, sinks) of a call without any.
+_NO_RULES = (None, None, None, None, 0)
+
+
+def _rules(rules: Rules, keep: list[Tensor]) -> tuple[Any, ...]:
+    """(padding, mask, added, distance bias, sinks) as the extension takes them; copies are kept alive in ``keep``."""
     padding = mask = distance = None
     sink_address = 0
-    if key_padding is not None:
-        key_padding = (
-            key_padding if key_padding.stride(1) == 1 or key_padding.shape[1] == 1 else key_padding.contiguous()
-        )
+    if rules.key_padding is not None:
+        key_padding = readable(rules.key_padding)
         keep.append(key_padding)
         padding = (key_padding.data_ptr(), key_padding.stride(0))
-    if problem_mask is not None:
-        mask = _plane(problem_mask, keep)
-    if distance_bias is not None:
-        table = distance_bias.float().contiguous()
+    if rules.mask is not None:
+        mask = _plane(rules.mask, keep)
+    if rules.distance_bias is not None:
+        table = rules.distance_bias.float().contiguous()
         keep.append(table)
-        distance = (table.data_ptr(), table.shape[1] if table.shape[0] > 1 else 0, table.shape[1], distance_zero)
-    if sinks is not None:
-        sinks = sinks.float().contiguous()
+        distance = (table.data_ptr(), table.shape[1] if table.shape[0] > 1 else 0, table.shape[1], rules.distance_zero)
+    if rules.sinks is not None:
+        sinks = rules.sinks.float().contiguous()
         keep.append(sinks)
         sink_address = sinks.data_ptr()
-    return padding, mask, _added(added, keep), distance, sink_address
+    return padding, mask, _added(rules.added, keep), distance, sink_address
+
+
+class Rules(NamedTuple):
+    """Everything beside q, k and v that shapes a call; None and 0 for what is not there."""
+
+    key_padding: Tensor | None = None
+    mask: Tensor | None = None
+    added: tuple[Tensor, ...] = ()
+    distance_bias: Tensor | None = None
+    distance_zero: int = 0
+    sinks: Tensor | None = None
+
+
+class Extras(NamedTuple):
+    """What is wanted beside z and the row statistics."""
+
+    distance: bool = False
+    pairs: Tensor | None = None
+    pair_lists: tuple[Tensor, Tensor] | None = None
+    classes: Tensor | None = None
+    n_classes: int = 0
 
 
 def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
     scale: float,
-    softcap: float | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    offset: int = 0,
-    key_padding: Tensor | None = None,
-    mask: Tensor | None = None,
-    added: tuple[Tensor, ...] = (),
-    distance_bias: Tensor | None = None,
-    distance_zero: int = 0,
-    sinks: Tensor | None = None,
+    softcap: float | None,
+    visible: tuple[bool, int, int],
     kv_map: tuple[int, ...] | None = None,
     statistics: bool = False,
-    distance: bool = False,
-    pairs: Tensor | None = None,
-    pair_lists: tuple[Tensor, Tensor] | None = None,
-    classes: Tensor | None = None,
-    n_classes: int = 0,
+    rules: Rules | None = None,
+    extras: Extras | None = None,
 ) -> Output:
-    """Run the kernel. Shapes as in :class:`headwise.kernels.Problem`; the caller has checked them."""
+    """Run the kernel. Shapes as in :class:`headwise.kernels.Problem`; the caller has checked them.
+
+    ``visible`` is (causal, window or 0, offset). ``rules`` and ``extras`` are None for the plain case, which is
+    what a short call must be quick for.
+    """
+    assert _LOADED.core is not None
+    q_step, k_step, v_step = q.stride(), k.stride(), v.stride()
+    if q_step[3] != 1 or k_step[3] != 1 or v_step[3] != 1:
+        q, k, v = readable(q), readable(k), readable(v)
+        q_step, k_step, v_step = q.stride(), k.stride(), v.stride()
     batch, heads, queries, d_k = q.shape
     _, groups, keys, d_v = v.shape
-    q, k, v = readable(q), readable(k), readable(v)
     z = torch.empty((batch, heads, queries, d_v), dtype=q.dtype)
     keep: list[Tensor] = []
-    rows = floats = whole = None
+    ruled = _NO_RULES if rules is None else _rules(rules, keep)
+    floats = whole = rows = pairs = lists = marked = class_weights = None
     if statistics:
-        n = 3 + (sinks is not None) + distance
-        floats = torch.empty((n, batch, heads, queries))
+        sinks = rules is not None and rules.sinks is not None
+        distance = extras is not None and extras.distance
+        floats = torch.empty((3 + sinks + distance, batch, heads, queries), dtype=torch.float32)
         whole = torch.empty((2, batch, heads, queries), dtype=torch.int64)
         at, step, counts = floats.data_ptr(), 4 * batch * heads * queries, whole.data_ptr()
-        sink_at = at + 3 * step if sinks is not None else 0
-        distance_at = at + (n - 1) * step if distance else 0
-        rows = (at, at + step, at + 2 * step, counts, counts + 2 * step, sink_at, distance_at)
-    listed = _pair_lists(pairs, pair_lists, q, keep)
-    marked = class_weights = None
-    if classes is not None:
-        classes = readable(classes)
-        keep.append(classes)
-        class_weights = torch.empty((batch, heads, queries, n_classes))
-        marked = (
-            classes.data_ptr(),
-            classes.stride(0) if classes.shape[0] > 1 else 0,
-            n_classes,
-            class_weights.data_ptr(),
-        )
-    plain = key_padding is None and mask is None and not added and distance_bias is None and sinks is None
-    padding, mask_at, terms, table, sink_address = (
-        (None, None, None, None, 0)
-        if plain
-        else _rules(mask, key_padding, added, distance_bias, distance_zero, sinks, keep)
-    )
-    assert _LOADED.core is not None
+        beside = (at + 3 * step if sinks else 0, at + (3 + sinks) * step if distance else 0)
+        rows = (at, at + step, at + 2 * step, counts, counts + 2 * step, *beside)
+    if extras is not None:
+        lists = _pair_lists(extras, q, keep)
+        pairs = None if lists is None else tuple(x.data_ptr() for x in lists)
+        if extras.classes is not None:
+            classes = readable(extras.classes)
+            keep.append(classes)
+            class_weights = torch.empty((batch, heads, queries, extras.n_classes), dtype=torch.float32)
+            class_step = classes.stride(0) if classes.shape[0] > 1 else 0
+            marked = (classes.data_ptr(), class_step, extras.n_classes, class_weights.data_ptr())
     _LOADED.core.forward(
         _LOADED.target,
         torch.get_num_threads(),
         TYPES[q.dtype],
         (batch, heads, groups, queries, keys, d_k, d_v),
         (q.data_ptr(), k.data_ptr(), v.data_ptr(), z.data_ptr()),
-        q.stride(),
-        k.stride(),
-        v.stride(),
+        q_step,
+        k_step,
+        v_step,
         z.stride(),
         kv_map,
         scale,
         softcap or 0.0,
-        (causal, window or 0, offset),
-        padding,
-        mask_at,
-        terms,
-        table,
-        sink_address,
+        visible,
+        *ruled,
         rows,
-        None if listed is None else (listed[0].data_ptr(), listed[1].data_ptr(), listed[2].data_ptr()),
+        pairs,
         marked,
     )
-    return Output(z, floats, whole, _pair_output(listed, pairs, q), class_weights)
+    return Output(z, floats, whole, None if lists is None else _pair_output(lists[2], extras, q), class_weights)
 
 
-def _pair_lists(
-    pairs: Tensor | None, pair_lists: tuple[Tensor, Tensor] | None, q: Tensor, keep: list[Tensor]
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def _pair_lists(extras: Extras, q: Tensor, keep: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
     """Row offsets, keys, and room for the weights (H, pairs), from (P, B or 1, Q) or as they are."""
     batch, heads, queries, _ = q.shape
-    if pair_lists is not None:
-        offsets, keys = pair_lists[0].contiguous(), pair_lists[1].contiguous()
-    elif pairs is not None:
-        rules = pairs.shape[0]
-        keys = pairs.expand(rules, batch, queries).permute(1, 2, 0).contiguous()
+    if extras.pair_lists is not None:
+        offsets, keys = extras.pair_lists[0].contiguous(), extras.pair_lists[1].contiguous()
+    elif extras.pairs is not None:
+        rules = extras.pairs.shape[0]
+        keys = extras.pairs.expand(rules, batch, queries).permute(1, 2, 0).contiguous()
         offsets = torch.arange(batch * queries + 1) * rules
     else:
         return None
     keep += [offsets, keys]
-    return offsets, keys, torch.zeros((heads, keys.numel()))
+    return offsets, keys, torch.zeros((heads, keys.numel()), dtype=torch.float32)
 
 
-def _pair_output(listed: tuple[Tensor, Tensor, Tensor] | None, pairs: Tensor | None, q: Tensor) -> Tensor | None:
-    if listed is None or pairs is None:
-        return None if listed is None else listed[2]
+def _pair_output(weights: Tensor, extras: Extras | None, q: Tensor) -> Tensor:
+    if extras is None or extras.pairs is None:
+        return weights
     batch, heads, queries, _ = q.shape
-    return listed[2].view(heads, batch, queries, pairs.shape[0]).permute(3, 1, 0, 2)
+    return weights.view(heads, batch, queries, extras.pairs.shape[0]).permute(3, 1, 0, 2)
 
 
 def received(
     q: Tensor,
     k: Tensor,
     lse: Tensor,
-    *,
     scale: float,
     softcap: float | None,
-    causal: bool,
-    window: int | None,
-    offset: int,
-    key_padding: Tensor | None,
-    mask: Tensor | None,
-    added: tuple[Tensor, ...],
-    sinks: Tensor | None,
+    visible: tuple[bool, int, int],
     kv_map: tuple[int, ...] | None,
+    rules: Rules,
     row_weights: Tensor | None,
-    distance_bias: Tensor | None = None,
-    distance_zero: int = 0,
 ) -> Tensor:
     """Sums of the pattern over query rows, (B, H, K), from each row's ``lse`` (B, H, Q)."""
+    assert _LOADED.core is not None
     batch, heads, queries, d_k = q.shape
     groups, keys = k.shape[1], k.shape[2]
     q, k, lse = readable(q), readable(k), lse.float().contiguous()
@@ -257,9 +246,7 @@ def received(
         row_weights = row_weights.float().contiguous()
         keep.append(row_weights)
         weights = (row_weights.data_ptr(), queries if row_weights.shape[0] > 1 else 0)
-    rules = _rules(mask, key_padding, added, distance_bias, distance_zero, sinks, keep)
-    out = torch.empty((batch, heads, keys))
-    assert _LOADED.core is not None
+    out = torch.empty((batch, heads, keys), dtype=torch.float32)
     _LOADED.core.received(
         _LOADED.target,
         torch.get_num_threads(),
@@ -271,8 +258,8 @@ def received(
         kv_map,
         scale,
         softcap or 0.0,
-        (causal, window or 0, offset),
-        *rules,
+        visible,
+        *_rules(rules, keep),
         lse.data_ptr(),
         weights,
         out.data_ptr(),

@@ -24,6 +24,11 @@ _ABOUT = {
 }
 
 
+#: The usual choice, made once: a short call should not spend its time on words.
+_CPU_FIRST = tuple((name, "cpu comes first") for name in _ABOUT if name != "cpu")
+_CPU = Choice("cpu", _CPU_FIRST)
+
+
 def backends() -> dict[str, str]:
     """Every backend, fastest first, with what it is.
 
@@ -64,6 +69,9 @@ def choose(problem: Problem, wanted: Wanted | None = None, backend: str | None =
     wanted = wanted or Wanted()
     if backend is not None and backend not in _ABOUT:
         raise InputError(f"backend must be one of {', '.join(_ABOUT)}, or None to choose; got {backend!r}.")
+    if backend is None and cpu.refusal(problem, wanted) is None and cpu.stands_back(problem, wanted) is None:
+        notes = cpu.notes(problem)
+        return Choice("cpu", _CPU_FIRST, notes) if notes else _CPU
     why: dict[str, str | None] = {}
     for name in _ABOUT:
         why[name] = _refusal(name, problem, wanted)
@@ -112,7 +120,8 @@ def run(problem: Problem, wanted: Wanted | None = None, *, backend: str | None =
     check_problem(problem, wanted)
     problem = _plain_groups(problem)
     choice = choose(problem, wanted, backend)
-    return replace(_ATTEND[choice.backend](problem, wanted), choice=choice)
+    answer = _ATTEND[choice.backend](problem, wanted)
+    return Answer(answer.z, answer.rows, answer.weights, choice)
 
 
 def _plain_groups(problem: Problem) -> Problem:
@@ -141,8 +150,10 @@ def _and_weights(attend: Callable[[Problem, Wanted], Answer]) -> Callable[[Probl
     """A backend that builds no pattern, with the pattern beside it where it is wanted."""
 
     def both(problem: Problem, wanted: Wanted) -> Answer:
+        if not wanted.weights:
+            return attend(problem, wanted)
         answer = attend(problem, replace(wanted, weights=False))
-        return replace(answer, weights=eager.pattern(without_distance_bias(problem))) if wanted.weights else answer
+        return replace(answer, weights=eager.pattern(without_distance_bias(problem)))
 
     return both
 

@@ -92,6 +92,14 @@ static bool write_row(const Worker& w, const Row& row, const float* o, float fac
   return write_output((f16*)c.z + at, o, c.Dv, factor, empty);
 }
 
+// The query in one_q times one key.
+template <class T>
+HEADWISE_INLINE float one_score(const Worker& w, const T* key) {
+  float s;
+  scores_direct<1>(w.one_q, round_up(w.c.Dk, W), key, 0, 1, w.c.Dk, &s, 1, key, 0);
+  return s;
+}
+
 // Weights on the chosen keys of a finished row, from one dot product each.
 static void weigh_pairs(Worker& w, const Row& row, int64_t first, int64_t last) {
   const Call& c = w.c;
@@ -113,11 +121,11 @@ static void weigh_pairs(Worker& w, const Row& row, int64_t first, int64_t last) 
     const uint32_t real =
         c.padding ? some_byte_bits(c.padding + w.b * c.padding_batch + start, c.K - start) : ALL;
     if (!(visible_bits(c, row, w.b, start, real) >> lane & 1)) continue;
-    const int64_t at = w.b * c.k.batch + w.g * c.k.head + key * c.k.row;
     for (int j = 0; j < NV; ++j) store(s + j * W, set1(0.0f));
-    if (c.type == Type::f32) scores_direct<1>(w.one_q, one.ldq, (const float*)c.k.data + at, 0, 1, c.Dk, s + lane, 32);
-    else if (c.type == Type::bf16) scores_direct<1>(w.one_q, one.ldq, (const bf16*)c.k.data + at, 0, 1, c.Dk, s + lane, 32);
-    else scores_direct<1>(w.one_q, one.ldq, (const f16*)c.k.data + at, 0, 1, c.Dk, s + lane, 32);
+    const int64_t at = w.b * c.k.batch + w.g * c.k.head + key * c.k.row;
+    if (c.type == Type::f32) s[lane] = one_score(w, (const float*)c.k.data + at);
+    else if (c.type == Type::bf16) s[lane] = one_score(w, (const bf16*)c.k.data + at);
+    else s[lane] = one_score(w, (const f16*)c.k.data + at);
     if (bends(c)) bend_scores(c, row, w.b, start, s);
     out[e] = row_weight(c, row, s[lane]);
   }

@@ -186,10 +186,11 @@ static void direct_scores(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
     const int64_t n = least((int64_t)(e - i) * PANEL, k1 - start);
     float* s = w.s + (int64_t)i * PANEL;
     const T* from = k + start * c.k.row;
+    const T* next = (const T*)c.v.data + w.b * c.v.batch + w.g * c.v.head + start * c.v.row;
     switch (t.shape) {
-      case 1: scores_direct<1>(t.q, w.ldq, from, c.k.row, n, c.Dk, s, w.lds); break;
-      case 2: scores_direct<2>(t.q, w.ldq, from, c.k.row, n, c.Dk, s, w.lds); break;
-      default: scores_direct<4>(t.q, w.ldq, from, c.k.row, n, c.Dk, s, w.lds);
+      case 1: scores_direct<1>(t.q, w.ldq, from, c.k.row, n, c.Dk, s, w.lds, next, c.v.row); break;
+      case 2: scores_direct<2>(t.q, w.ldq, from, c.k.row, n, c.Dk, s, w.lds, next, c.v.row); break;
+      default: scores_direct<4>(t.q, w.ldq, from, c.k.row, n, c.Dk, s, w.lds, next, c.v.row);
     }
   }
 }
@@ -240,14 +241,14 @@ static void weigh(Worker& w, const Tile& t, int64_t k0, float* alpha) {
   else weigh_rows<false, false>(w, t, k0, alpha);
 }
 
-template <class T>
+template <bool FAR, class T>
 static void add_values_of(const Worker& w, int shape, const float* p, const T* v, int64_t ldv, int64_t n,
                                    int64_t width, float* o, int64_t ldo, const float* alpha) {
-  if (shape == MR) values_rows<MR, NV>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
-  else if (shape == 1) values_rows<1, DV>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
-  else if (shape == 2) values_rows<2, DV>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
-  else if (shape == 4) values_rows<4, DV>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
-  else values_rows<8, NV>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
+  if (shape == MR) values_rows<MR, NV, FAR>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
+  else if (shape == 1) values_rows<1, DV, FAR>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
+  else if (shape == 2) values_rows<2, DV, FAR>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
+  else if (shape == 4) values_rows<4, DV, FAR>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
+  else values_rows<8, NV, FAR>(p, w.lds, v, ldv, n, width, o, ldo, alpha);
 }
 
 // Weights times values for `n` keys from `key`, in steps that keep v near when it is read as it lies.
@@ -257,15 +258,13 @@ static void add_values(const Worker& w, const Tile& t, const float* p, int64_t k
   static const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
   const T* v = (const T*)c.v.data + w.b * c.v.batch + w.g * c.v.head + key * c.v.row;
   if (!w.plan.direct) {
-    add_values_of(w, t.shape, p, v, c.v.row, n, c.Dv, t.o, w.ldo, alpha);
+    add_values_of<false>(w, t.shape, p, v, c.v.row, n, c.Dv, t.o, w.ldo, alpha);
     return;
   }
-  constexpr int64_t STEP = 32, AHEAD = 16, LINE = 64 / (int64_t)sizeof(T);
+  constexpr int64_t STEP = 32;
   for (int64_t at = 0; at < n; at += STEP) {
     const int64_t m = least(STEP, n - at);
-    for (int64_t j = at + AHEAD; j < least(at + AHEAD + STEP, n); ++j)
-      for (int64_t d = 0; d < c.Dv; d += LINE) prefetch(v + j * c.v.row + d);
-    add_values_of(w, t.shape, p + at, v + at * c.v.row, c.v.row, m, c.Dv, t.o, w.ldo, at ? ones : alpha);
+    add_values_of<true>(w, t.shape, p + at, v + at * c.v.row, c.v.row, m, c.Dv, t.o, w.ldo, at ? ones : alpha);
   }
 }
 
@@ -273,11 +272,11 @@ static void add_run(const Worker& w, const Tile& t, const float* p, int64_t key,
                     const float* alpha) {
   const Call& c = w.c;
   if (w.packed_values)
-    add_values_of(w, t.shape, p, w.packed_values + local * w.ldv, w.ldv, n, w.ldv, t.o, w.ldo, alpha);
+    add_values_of<false>(w, t.shape, p, w.packed_values + local * w.ldv, w.ldv, n, w.ldv, t.o, w.ldo, alpha);
   else if (c.type == Type::f32) add_values<float>(w, t, p, key, n, alpha);
   else if (c.type == Type::bf16) add_values<bf16>(w, t, p, key, n, alpha);
   else add_values<f16>(w, t, p, key, n, alpha);
-  if (c.classes) add_values_of(w, t.shape, p, w.marks + local * w.ldc, w.ldc, n, w.ldc, t.classes, w.ldc, alpha);
+  if (c.classes) add_values_of<false>(w, t.shape, p, w.marks + local * w.ldc, w.ldc, n, w.ldc, t.classes, w.ldc, alpha);
 }
 
 // One tile against the keys [k0, k1) of a block.

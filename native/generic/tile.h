@@ -28,8 +28,16 @@ HEADWISE_UNROLL
     for (int j = 0; j < NV; ++j) store(s + r * ld + j * W, acc[r][j]);
 }
 
-// o[r][0 .. N * W) = alpha[r] * o + sum_j p[r][j] * v[j][0 .. N * W); alpha null: o is not read.
-template <int R, int N, class T>
+// Rows that are read once from far away are asked for this many rows ahead.
+constexpr int64_t AHEAD = 16;
+
+template <class T>
+HEADWISE_INLINE void prefetch_row(const T* row, int64_t width) {
+  for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(T)) prefetch(row + d);
+}
+
+// o[r][0 .. N * W) = alpha[r] * o + sum_j p[r][j] * v[j][0 .. N * W); alpha null: o is not read. FAR: v is not in cache.
+template <int R, int N, bool FAR, class T>
 HEADWISE_INLINE void values_tile(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t keys, float* o,
                                  int64_t ldo, const float* alpha) {
   F acc[R][N];
@@ -43,6 +51,7 @@ HEADWISE_UNROLL
     F value[N];
 HEADWISE_UNROLL
     for (int j = 0; j < N; ++j) value[j] = load(v + j * W);
+    if (FAR) prefetch_row(v + AHEAD * ldv, N * W);
 HEADWISE_UNROLL
     for (int r = 0; r < R; ++r) {
       F x = set1(p[r * ldp]);
@@ -77,22 +86,21 @@ HEADWISE_UNROLL
 }
 
 // All columns of an output tile. Widths need not be a multiple of the vector.
-template <int R, int N, class T>
+template <int R, int N, bool FAR, class T>
 static void values_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, int64_t keys, int64_t width, float* o,
                         int64_t ldo, const float* alpha) {
   int64_t c = 0;
-  for (; c + N * W <= width; c += N * W) values_tile<R, N>(p, ldp, v + c, ldv, keys, o + c, ldo, alpha);
-  for (; c + W <= width; c += W) values_tile<R, 1>(p, ldp, v + c, ldv, keys, o + c, ldo, alpha);
+  for (; c + N * W <= width; c += N * W) values_tile<R, N, FAR>(p, ldp, v + c, ldv, keys, o + c, ldo, alpha);
+  for (; c + W <= width; c += W) values_tile<R, 1, FAR>(p, ldp, v + c, ldv, keys, o + c, ldo, alpha);
   if (c < width) values_edge<R>(p, ldp, v + c, ldv, keys, o + c, ldo, alpha, (int)(width - c));
 }
 
 // s[r][key] = q[r] . k[key] for keys as they lie; q is packed row by row, padded with zeros to whole vectors.
+// `next` is what will be read after the last key, in rows of the same width.
 template <int R, class T>
 static void scores_direct(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t keys, int64_t width, float* s,
-                          int64_t ld) {
+                          int64_t ld, const T* next, int64_t ldn) {
   constexpr int KEYS = 4;
-  constexpr int64_t AHEAD = 16;
-  constexpr int64_t LINE = 64 / (int64_t)sizeof(T);
   const int64_t whole = width / W * W;
   const int rest = (int)(width - whole);
   int64_t key = 0;
@@ -102,8 +110,7 @@ static void scores_direct(const float* q, int64_t ldq, const T* k, int64_t ldk, 
 HEADWISE_UNROLL
     for (int j = 0; j < KEYS; ++j) {
       row[j] = k + (key + j) * ldk;
-      if (key + j + AHEAD < keys)
-        for (int64_t d = 0; d < width; d += LINE) prefetch(row[j] + AHEAD * ldk + d);
+      prefetch_row(key + j + AHEAD < keys ? row[j] + AHEAD * ldk : next + (key + j + AHEAD - keys) * ldn, width);
 HEADWISE_UNROLL
       for (int r = 0; r < R; ++r) acc[r][j] = set1(0.0f);
     }

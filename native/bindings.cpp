@@ -125,8 +125,8 @@ void forward(int target, int threads, int type, nb::handle shape, nb::handle dat
   Call& c = reader.c;
   c.scale = scale;
   c.softcap = softcap;
-  if (!rows.is_none()) {  // lse, entropy, max_weight (float), argmax, visible (int64), sink, distance
-    need(rows, 7, "rows");
+  if (!rows.is_none()) {  // lse, entropy, max_weight (float), argmax, visible (int64), sink, distance, top
+    need(rows, 8, "rows");
     c.statistics = true;
     c.lse = pointer<float>(rows, 0);
     c.entropy = pointer<float>(rows, 1);
@@ -135,6 +135,7 @@ void forward(int target, int threads, int type, nb::handle shape, nb::handle dat
     c.visible = pointer<int64_t>(rows, 4);
     c.sink = pointer<float>(rows, 5);
     c.distance = pointer<float>(rows, 6);
+    c.top = pointer<float>(rows, 7);
   }
   if (!pairs.is_none()) {  // offsets, keys, weights
     need(pairs, 3, "pairs");

@@ -28,6 +28,7 @@ float finish_row(const Call& c, const Row& row, int64_t batch) {
     sink = empty ? 1.0 : std::isinf(e) ? 1.0 : e / (sum + e);
   }
   if (c.sink) c.sink[at] = static_cast<float>(sink);
+  if (c.top) c.top[at] = row.max;
   if (c.distance) c.distance[at] = empty ? 0.0f : static_cast<float>(row.distance / sum);
   if (!c.statistics) return static_cast<float>(factor);
   if (empty) {

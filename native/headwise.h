@@ -50,6 +50,7 @@ struct Call {
   int64_t *argmax, *visible;
   float* sink;      // (B, H, Q) or null
   float* distance;  // (B, H, Q) mean attended distance, or null
+  float* top;       // (B, H, Q) largest score in units of log 2, or null
 
   const int64_t* pair_rows;  // (B * Q + 1) offsets into pair_keys, or null
   const int64_t* pair_keys;  // key of each pair; out of range: weight 0

@@ -11,10 +11,11 @@ Example:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Type checkers take this name for true; typing itself is slow to import.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from headwise.artifacts import read_run as read_run
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.heads import HeadTable as HeadTable
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
     from headwise.layout import SiteKey as SiteKey
     from headwise.models import Model as Model
     from headwise.models import discover as discover
-    from headwise.models import gate as gate
     from headwise.models import load as load
     from headwise.models import observe as observe
     from headwise.models import wrap as wrap
-    from headwise.report import write_report as write_report
-    from headwise.verbs import scan as scan
-    from headwise.verbs import watch as watch
+    from headwise.models.gate import gate as gate
+    from headwise.nn import KVCache as KVCache
+    from headwise.nn import MultiHeadAttention as MultiHeadAttention
+    from headwise.verbs.cost import cost as cost
+    from headwise.verbs.report import report as report
+    from headwise.verbs.scan import scan as scan
+    from headwise.verbs.watch import watch as watch
 
     __version__: str
 
@@ -41,19 +45,22 @@ _HOMES = {
     "HeadLayout": "headwise.layout",
     "HeadTable": "headwise.heads",
     "HeadwiseError": "headwise.errors",
+    "KVCache": "headwise.nn",
     "MeasureInfo": "headwise.heads",
     "Model": "headwise.models",
+    "MultiHeadAttention": "headwise.nn",
     "SiteKey": "headwise.layout",
     "attention": "headwise.kernels",
+    "cost": "headwise.verbs",
     "discover": "headwise.models",
     "gate": "headwise.models",
     "load": "headwise.models",
     "observe": "headwise.models",
     "read_run": "headwise.artifacts",
+    "report": "headwise.verbs",
     "scan": "headwise.verbs",
     "watch": "headwise.verbs",
     "wrap": "headwise.models",
-    "write_report": "headwise.report",
 }
 
 __all__ = [  # noqa: PLE0604  (the names of the table are strings)
@@ -69,6 +76,8 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("headwise")
     elif name in _HOMES:
+        from importlib import import_module
+
         value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
@@ -77,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

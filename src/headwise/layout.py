@@ -94,6 +94,14 @@ class Block:
     o_path: str | None = None
     unknown: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def even(self) -> bool:
+        """Whether the query heads are the key-value heads' in turn, the same number for each; else only ``kv_map`` says."""
+        if not self.query_heads or self.query_heads % self.kv_heads:
+            return not self.query_heads
+        each = self.query_heads // self.kv_heads
+        return self.kv_map == tuple(head // each for head in range(self.query_heads))
+
 
 @dataclass(frozen=True)
 class Site:

@@ -239,7 +239,7 @@ def test_case_31_shared_blocks_count_once() -> None:
     book = ledger(numbers)
     assert block_parameters(site).per_head == 268
     assert book.parameters.attention == block_parameters(site).total
-    assert "3 attention layers share 1 blocks of weights, counted once" in book.notes
+    assert "3 attention layers share 1 block of weights, counted once" in book.notes
     assert book.prefill is not None
     assert book.prefill.attention.projections == 3 * ledger(grid(16, 4, 1, causal=False)).prefill.attention.projections  # type: ignore[union-attr]
 

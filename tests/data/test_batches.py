@@ -135,6 +135,16 @@ def test_rust_tokenizer() -> None:
     assert rows(batch) == [[2, 1, 1, 2]]
 
 
+def test_rust_tokenizer_that_cuts_and_pads_is_not_obeyed_and_not_changed() -> None:
+    tokenizer = Tokenizer.from_str(word_tokenizer().backend_tokenizer.to_str())
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    (batch,) = batches(StandIn(tokenizer, RULES), ["the cat sat on"])
+    assert batch.inputs["input_ids"].tolist() == [[2, 4, 5, 6, 7, 3]]
+    assert tokenizer.truncation["max_length"] == 3
+    assert tokenizer.padding["length"] == 8
+
+
 def test_function_that_gives_a_mapping() -> None:
     (batch,) = batches(StandIn(lambda text: {"input_ids": letters(text)}), ["ab"])
     assert batch.inputs["input_ids"].tolist() == [[1, 2]]

@@ -219,7 +219,7 @@ def test_suffixes_that_are_no_text(write: Write, name: str, rule: str) -> None:
         ('"a string"', "line 2 is a JSON string"),
         ("[1, 2]", "line 2 is a JSON list"),
         ("3", "line 2 is a JSON number"),
-        ('{"words": "x", "n": 1}', "line 2 has no field 'text'; it has 'words', 'n'"),
+        ('{"words": "x", "n": 1}', "line 2 has no field 'text'; it has 'words', 'n'; choose one with field="),
         ('{"text": 3}', "field 'text' of line 2 is a number, not text"),
         ('{"text": ["x"]}', "field 'text' of line 2 is a list, not text"),
         ('{"input_ids": [1]}', "input_ids are given as ready inputs"),

@@ -101,6 +101,8 @@ def test_decoder_input_from_labels(lines: Lines) -> None:
         ({"input_ids": [1, 2], "attention_mask": [1]}, "attention_mask has 1 entries and input_ids 2"),
         ({"input_ids": [1, 2], "labels": [1]}, "labels has 1 entries and input_ids 2"),
         ({"input_ids": [1, 2], "attention_mask": [0, 0]}, "attention_mask hides every position"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 2]}, "attention_mask holds 2 at position 1; 1 marks a real token"),
+        ({"input_ids": [1, 1 << 70]}, "which no tensor can hold"),
     ],
 )
 def test_lines_that_are_none(lines: Lines, row: dict[str, Any], rule: str) -> None:
@@ -194,6 +196,26 @@ def test_images_have_no_rows(tmp_path: Path) -> None:
 def test_tensors_that_are_none(tmp_path: Path, tensors: dict[str, torch.Tensor], rule: str) -> None:
     save_file(tensors, tmp_path / "a.safetensors")
     assert rule in refusal(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("value", [-1.0, 2.0, 0.5, float("-inf"), float("nan")])
+def test_additive_masks_are_no_padding_masks(value: float) -> None:
+    """Case 3: 1 is a real token; a mask that is added to scores would be read the wrong way round."""
+    source = [{"input_ids": torch.ones(1, 3, dtype=torch.int64), "attention_mask": torch.tensor([[1.0, 1.0, value]])}]
+    assert "holds values other than 0 and 1" in refusal(source)
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([[1.0, 0.0]]), torch.tensor([[True, False]]), [[1, 0]]])
+def test_masks_of_any_dtype(mask: Any) -> None:
+    (batch,) = batches(model(), [{"input_ids": torch.ones(1, 2, dtype=torch.int64), "attention_mask": mask}])
+    assert batch.inputs["attention_mask"].tolist() == [[1, 0]]
+    assert batch.inputs["attention_mask"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_must_be_finite(value: float) -> None:
+    source = [{"input_values": torch.tensor([[1.0, value]])}]
+    assert "input_values holds values that are not finite" in refusal(source, to=model(main_input="input_values"))
 
 
 def test_damaged_safetensors(tmp_path: Path) -> None:

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import edit_config, edit_weights, without
-from transformers import AutoModel, LlamaForCausalLM
+from tiny_models import bert_config, edit_config, edit_weights, without
+from transformers import (
+    BertForSequenceClassification,
+    BertModel,
+    LlamaForCausalLM,
+    Wav2Vec2Config,
+    Wav2Vec2Model,
+)
 from transformers.utils import logging as library
 
-from headwise.errors import InputError
+from headwise.errors import InputError, ModelError
 from headwise.models import Model, as_model, load, weight_hash, wrap
 
 Copy = Callable[[str], Path]
@@ -70,6 +76,44 @@ def test_missing_pooler_is_tolerated_and_said(saved: Path, copy: Copy) -> None:
     model = load(folder)
     assert any("lacks pooler.dense.bias, pooler.dense.weight" in note for note in model.notes)
     assert model.source.weight_hash == load(folder).source.weight_hash, "random weights do not count"
+
+
+def test_embedding_of_masked_input_may_be_missing_or_left_over(tmp_path: Path) -> None:
+    """facebook/wav2vec2-base-960h and its like: only training reads it."""
+    sizes = {
+        "hidden_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 13,
+        "vocab_size": 7,
+    }
+    small = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (5,), "num_feat_extract_layers": 1}
+    small |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer"}
+    Wav2Vec2Model(Wav2Vec2Config(**sizes, **small)).save_pretrained(tmp_path)
+    edit_weights(tmp_path, without("masked_spec_embed"))
+    model = load(tmp_path)
+    assert any("lacks masked_spec_embed" in note for note in model.notes)
+    assert model.input_rules.main_input == "input_values"
+    edit_weights(tmp_path, lambda weights: weights.__setitem__("masked_spec_embed", torch.ones(12)))
+    edit_config(tmp_path, mask_time_prob=0.0, mask_feature_prob=0.0)
+    assert load(tmp_path).source.weight_hash
+
+
+def test_missing_pooler_that_a_head_reads_is_refused(tmp_path: Path) -> None:
+    BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
+    edit_weights(tmp_path, without("bert.pooler.dense.weight"))
+    with pytest.raises(ModelError, match=r"lacks bert\.pooler\.dense\.weight, which the head of BertForSequence"):
+        load(tmp_path)
+
+
+def test_old_computed_buffers_are_left_out(copy: Copy) -> None:
+    folder = copy("bert_mlm")
+    edit_weights(folder, lambda held: held.__setitem__("bert.embeddings.position_ids", torch.arange(17)[None]))
+    assert not any("position_ids" in note for note in load(folder).notes)
+
+
+def test_trusting_code_where_there_is_none(saved: Path) -> None:
+    assert type(load(saved / "bert", trust_remote_code=True).module).__name__ == "BertModel"
 
 
 def test_missing_head_leaves_the_body(copy: Copy) -> None:
@@ -166,6 +210,27 @@ def test_from_the_hub_cache(saved: Path, tmp_path: Path) -> None:
     assert load("someone/small", cache_dir=tmp_path, revision=commit).source.revision == commit
 
 
+def test_incomplete_copy_in_the_hub_cache(saved: Path, tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--someone--small" / "snapshots" / commit
+    shutil.copytree(saved / "bert", snapshot)
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no weights .*run `hf download someone/small`"):
+        load("someone/small", cache_dir=tmp_path, revision=commit)
+
+
+def test_hub_copy_that_is_known_to_lack_files(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that are missing may be ones that nobody needs."""
+    import huggingface_hub
+    from huggingface_hub.errors import IncompleteSnapshotError
+
+    def partial(*args: object, **options: object) -> str:
+        raise IncompleteSnapshotError("README.md is missing", snapshot_path=str(saved / "bert"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", partial)
+    assert load("someone/small").source.kind == "hub"
+
+
 def test_a_folder_of_the_name_wins_over_the_cache(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(saved)
     assert load("bert", cache_dir=tmp_path).source.kind == "folder"
@@ -204,7 +269,11 @@ def test_loading_is_silent(copy: Copy, capfd: pytest.CaptureFixture[str]) -> Non
     assert (out, err) == ("", "")
 
 
-def test_library_logging_is_as_before(saved: Path, copy: Copy) -> None:
+def interrupted(*args: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_library_logging_is_as_before(saved: Path, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 
     def state() -> tuple[object, ...]:
@@ -218,8 +287,13 @@ def test_library_logging_is_as_before(saved: Path, copy: Copy) -> None:
     assert state() == before
     folder = copy("llama")
     edit_config(folder, intermediate_size=30)
-    with pytest.raises(Exception, match="disagree"):
+    with pytest.raises(ModelError, match="disagree"):
         load(folder)
+    assert state() == before
+    monkeypatch.setattr(BertModel, "from_pretrained", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(saved / "bert")
+    monkeypatch.undo()
     assert state() == before
     library.disable_progress_bar()
     before = state()
@@ -229,10 +303,6 @@ def test_library_logging_is_as_before(saved: Path, copy: Copy) -> None:
 
 
 def test_warnings_of_the_library_become_notes(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = AutoModel.from_pretrained
-
-    from transformers import BertModel
-
     inner = BertModel.from_pretrained.__func__
 
     def noisy(cls: type, *args: object, **options: object) -> object:
@@ -242,7 +312,6 @@ def test_warnings_of_the_library_become_notes(saved: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(BertModel, "from_pretrained", classmethod(noisy))
     assert load(saved / "bert").notes == ("beware of this", "and of that")
-    assert real is not None
 
 
 def test_as_model(saved: Path) -> None:

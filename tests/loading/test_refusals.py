@@ -71,6 +71,14 @@ def test_failed_download_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     assert "fetching it from the hub failed (ConnectionError: no route to the hub)" in said
 
 
+def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert "cannot be read (Permission denied)" in refusal(tmp_path)
+
+
 def test_empty_folder(tmp_path: Path) -> None:
     assert "the folder is empty" in refusal(tmp_path)
 

@@ -170,6 +170,33 @@ def test_tensor_of_another_kind(bert: BertModel) -> None:
     assert "a Packed" in refusal(bert, UnsupportedError)
 
 
+def test_split_tensors(bert: BertModel) -> None:
+    kind = type("DTensor", (torch.Tensor,), {})
+    held = bert.encoder.layer[0].output.dense
+    whole = held.weight.detach().clone()
+    held.weight = nn.Parameter(whole.as_subclass(kind))
+    assert "output.dense.weight: is split over devices (DTensor)" in refusal(bert, UnsupportedError)
+    held.weight = nn.Parameter(whole)
+    held.weight.ds_id = 3
+    assert "is split by DeepSpeed" in refusal(bert, UnsupportedError)
+
+
+def test_parameters_on_two_devices(bert: BertModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = bert.named_parameters
+
+    class Elsewhere:
+        is_meta = False
+        device = torch.device("cuda:0")
+        data = torch.zeros(1)
+        dtype = torch.float32
+
+        def is_floating_point(self) -> bool:
+            return True
+
+    monkeypatch.setattr(bert, "named_parameters", lambda: [*real(), ("pooler.extra", Elsewhere())])
+    assert "pooler.extra on cuda:0); move the model to one" in refusal(bert, ModelError)
+
+
 def test_sentence_transformers() -> None:
     kind = type("SentenceTransformer", (nn.Sequential,), {"__module__": "sentence_transformers.SentenceTransformer"})
     assert "wrap(model[0].auto_model, model.tokenizer)" in refusal(kind(), UnsupportedError)

@@ -214,6 +214,17 @@ TABLE: list[Row] = [
         "x must be a tensor (batch, tokens, d_model), but a list was given.",
     ),
     (
+        lambda: layer()(X, PADDING),
+        ShapeError,
+        "context must be floating point (batch, tokens, d_context), but torch.bool was given. A mask is given "
+        "by name: key_padding=... or mask=...",
+    ),
+    (
+        lambda: layer()(X.long()),
+        ShapeError,
+        "x must be floating point (batch, tokens, d_model), but torch.int64 was given.",
+    ),
+    (
         lambda: layer()(X[0]),
         ShapeError,
         "x must be (batch, tokens, d_model), but it has shape (3, 8). Add the batch with x.unsqueeze(0).",
@@ -300,14 +311,19 @@ TABLE: list[Row] = [
     (
         lambda: layer()(X, key_padding=PADDING[:, :2]),
         ShapeError,
-        "key_padding must be bool (batch, tokens) = (2, 3) with True for a real token, but it is torch.bool "
-        "(2, 2). Convert a 0/1 mask with key_padding.bool().",
+        "key_padding must be bool (batch, tokens) = (2, 3) with True for a real token, but it is torch.bool (2, 2).",
     ),
     (
         lambda: layer(dropout=0.5)(X, mask=torch.tril(torch.ones(3, 3))),
         InputError,
         "mask must be boolean (True = may attend) or floating point (added to the scores), not a number that "
         "means yes or no; got torch.float32 with 0 and 1. If 1 means keep, pass mask.bool().",
+    ),
+    (
+        lambda: layer(dropout=0.5)(X, backend="tiled"),
+        InputError,
+        "backend='tiled' cannot drop weights: in training with dropout the layer makes them itself. Leave "
+        "backend out, or call layer.eval() first.",
     ),
     (
         lambda: layer().results(X, rows=True),

@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import zoo
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertModel,
-    BloomConfig,
-    BloomModel,
     DistilBertConfig,
     DistilBertModel,
-    FalconConfig,
-    FalconModel,
     GPT2Config,
     GPT2Model,
     GPTBigCodeConfig,
@@ -117,27 +114,24 @@ def test_case_45_a_nested_text_config() -> None:
 @pytest.mark.parametrize(
     ("model", "named"),
     [
+        (lambda: zoo.build("longformer"), "in a way that headwise cannot follow .LongformerSelfAttention, 2 modules"),
         (
-            lambda: FalconModel(
-                FalconConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
-            ),
-            "FalconAttention",
+            lambda: zoo.build("vits"),
+            "VitsAttention: no layer reads its results head by head, .*2 modules, the first is",
         ),
-        (lambda: BloomModel(BloomConfig(vocab_size=31, hidden_size=16, n_layer=2, n_head=4)), "BloomAttention"),
-        (lambda: nn.TransformerEncoderLayer(16, 4, batch_first=True), "MultiheadAttention"),
+        (lambda: zoo.build("fnet"), "has no attention heads that headwise understands"),
     ],
 )
-def test_attention_outside_the_seam_is_refused_by_name(model: Any, named: str) -> None:
-    with pytest.raises(
-        UnsupportedError, match=f"outside transformers' AttentionInterface .*{named}.*looked for: modules whose code"
-    ):
+def test_attention_that_cannot_be_followed_is_refused_by_name(model: Any, named: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{named}.*looked for: modules whose code"):
         discover(model())
 
 
 def test_case_45_a_plain_mlp_is_an_error_with_the_list_of_what_was_looked_for() -> None:
     mlp = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     with pytest.raises(
-        UnsupportedError, match=r"Sequential has no attention heads .*looked for: .*AttentionInterface.*; found neither"
+        UnsupportedError,
+        match=r"Sequential has no attention heads .*looked for: .*AttentionInterface.*; found none",
     ):
         discover(mlp)
 
@@ -266,6 +260,32 @@ def test_something_between_the_heads_and_the_projection_is_named() -> None:
     )
     with pytest.raises(ModelError, match="stands between"):
         output_weight(model, block)
+
+
+def test_an_adapter_on_the_output_projection_is_named() -> None:
+    """Its weight alone would not be what the heads are multiplied by."""
+
+    class Adapted(nn.Module):
+        def __init__(self, base_layer: nn.Linear) -> None:
+            super().__init__()
+            self.base_layer = base_layer
+            self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.base_layer(hidden) + self.up(self.down(hidden))
+
+    model = LlamaModel(LlamaConfig(**SMALL, num_hidden_layers=1, num_attention_heads=4)).eval()
+    model.layers[0].self_attn.o_proj = Adapted(model.layers[0].self_attn.o_proj)
+    block = next(iter(discover(model).blocks.values()))
+    assert block.o is None
+    assert "an adapter on layers.0.self_attn.o_proj stands between" in dict(block.unknown)["o"]
+
+
+def test_half_precision_is_judged_by_its_own_rounding() -> None:
+    config = LlamaConfig(**SMALL, num_hidden_layers=2, num_attention_heads=4)
+    for dtype in (torch.bfloat16, torch.float16):
+        layout = discover(LlamaModel(config).eval().to(dtype))
+        assert dict(layout.facts) == {"masks": "compact"}
 
 
 def test_stacks_kinds_and_labels(tiny_t5: nn.Module) -> None:

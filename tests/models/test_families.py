@@ -103,6 +103,8 @@ def test_rows_equal_eager_attention_in_float64(
         run_model(model, padded)
     expected = truth(model, padded)
     two_stacks = ("", "self") not in expected
+    if model_type == "siglip_vision_model":  # its outputs carry no weights of the pooling head
+        seen.calls = [call for call in seen.calls if call.site.key.kind == "self"]
     for key in {(call.site.key.stack, call.site.key.kind) for call in seen.calls}:
         mine = [call for call in seen.calls if (call.site.key.stack, call.site.key.kind) == key]
         theirs = expected[key if two_stacks else ("", "self")]
@@ -163,9 +165,8 @@ def test_every_family_is_covered_whole(family: Any) -> None:
     model_type, model, _ = family
     layout = discover(model)
     if model_type == "siglip_vision_model":  # its pooling head is a torch module of its own
-        assert [path for path, _ in layout.uncovered] == ["head.attention"]
-    else:
-        assert layout.uncovered == ()
+        assert [site.key.module for site in layout.sites if site.key.kind == "cross"] == ["head.attention"]
+    assert layout.uncovered == ()
     assert len(layout.sites) >= 2
     for block in layout.blocks.values():
         assert block.query_heads % block.kv_heads == 0

@@ -293,3 +293,24 @@ def test_a_call_that_discovery_did_not_meet_is_refused(ids: Tensor, collector: A
 def test_something_that_is_no_model() -> None:
     with pytest.raises(InputError, match="got str"), observe("bert"):  # type: ignore[arg-type]
         pass
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_an_observer_sees_a_checkpointed_call_once(
+    tiny_llama: nn.Module, ids: Tensor, collect: Any, reentrant: bool
+) -> None:
+    """And a second time, marked, when it asks for that."""
+    discover(tiny_llama)
+    tiny_llama.train()
+    tiny_llama.activation_checkpointing_enable({"use_reentrant": reentrant})
+    for sees in (False, True):
+        seen = collect()
+        seen.sees_recomputed = sees
+        tiny_llama.zero_grad()
+        with observe(tiny_llama, seen):
+            tiny_llama(ids, labels=ids).loss.backward()
+        first = [call.site.layer for call in seen.calls if not call.recomputed]
+        again = [call.site.layer for call in seen.calls if call.recomputed]
+        assert first == [0, 1]
+        assert again == ([1, 0] if sees else [])
+        assert {call.forward for call in seen.calls} == {0}

@@ -119,6 +119,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "vjepa2": {"crop_size": 32, "frames_per_clip": 4, "tubelet_size": 2, "pred_hidden_size": 32},
     "videomae": {"num_frames": 4},
     "timesformer": {"num_frames": 2},
+    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
+    "nemotron3_diarization_audio": {"num_key_value_heads": 4},
     "dots1": {"num_key_value_heads": 2, "n_shared_experts": 1, "n_routed_experts": 4},
     "yolos": {"num_detection_tokens": 5, "image_size": [32, 32]},
     "unlimited_ocr": {"text_config.num_key_value_heads": 4},

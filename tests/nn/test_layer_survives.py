@@ -127,6 +127,20 @@ def test_compile_trains_the_same(layer):
         assert_close(a.grad, b.grad, msg=name, atol=1e-5, rtol=1e-4)
 
 
+def test_compile_decodes_with_a_cache_in_few_graphs(x):
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(16, 4, n_kv_heads=2, rotary=True).eval()
+    compiled, cache = torch.compile(layer, backend="aot_eager", fullgraph=True), layer.new_cache(2, 11)
+    x = torch.randn(2, 11, 16)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with torch.no_grad():
+        steps = [compiled(x[:, :5], cache=cache, update=True)]
+        steps += [compiled(x[:, i : i + 1], cache=cache, update=True) for i in range(5, 11)]
+    assert_close(torch.cat(steps, dim=1), layer(x, causal=True))
+    assert cache.length == 11
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 4  # not one for every length
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compile_with_inductor():

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
 from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
+from headwise.artifacts._documents import ROLES_FORMAT as ROLES_FORMAT
+from headwise.artifacts._documents import ROLES_VERSION as ROLES_VERSION
 from headwise.artifacts._documents import RUN_FORMAT as RUN_FORMAT
 from headwise.artifacts._documents import RUN_VERSION as RUN_VERSION
+from headwise.artifacts._documents import REDUNDANCY_FORMAT as REDUNDANCY_FORMAT
+from headwise.artifacts._documents import REDUNDANCY_VERSION as REDUNDANCY_VERSION
+from headwise.artifacts._documents import STATISTICS_FORMAT as STATISTICS_FORMAT
+from headwise.artifacts._documents import STATISTICS_VERSION as STATISTICS_VERSION
 from headwise.artifacts._documents import check_document as check_document
 from headwise.artifacts._documents import encode_document as encode_document
 from headwise.artifacts._documents import read_document as read_document
@@ -27,15 +33,23 @@ from headwise.artifacts._runs import Savable as Savable
 from headwise.artifacts._runs import check_folder as check_folder
 from headwise.artifacts._runs import read_run as read_run
 from headwise.artifacts._runs import write_run as write_run
+from headwise.artifacts._tensors import read_tensors as read_tensors
+from headwise.artifacts._tensors import write_tensors as write_tensors
 
 __all__ = [
     "HEADS_FILE",
     "HEADS_FORMAT",
     "HEADS_VERSION",
+    "REDUNDANCY_FORMAT",
+    "REDUNDANCY_VERSION",
     "REPORT_FILE",
+    "ROLES_FORMAT",
+    "ROLES_VERSION",
     "RUN_FILE",
     "RUN_FORMAT",
     "RUN_VERSION",
+    "STATISTICS_FORMAT",
+    "STATISTICS_VERSION",
     "Run",
     "Savable",
     "check_document",
@@ -43,10 +57,12 @@ __all__ = [
     "encode_document",
     "read_document",
     "read_run",
+    "read_tensors",
     "replace_file",
     "run_document",
     "schema",
     "versions",
     "write_document",
     "write_run",
+    "write_tensors",
 ]

@@ -18,8 +18,20 @@ HEADS_FORMAT: Final = "headwise.heads"
 HEADS_VERSION: Final = "1.0"
 RUN_FORMAT: Final = "headwise.run"
 RUN_VERSION: Final = "1.0"
+STATISTICS_FORMAT: Final = "headwise.statistics"
+STATISTICS_VERSION: Final = "1.0"
+REDUNDANCY_FORMAT: Final = "headwise.redundancy"
+REDUNDANCY_VERSION: Final = "1.0"
+ROLES_FORMAT: Final = "headwise.roles"
+ROLES_VERSION: Final = "1.0"
 
-_VERSIONS: Final = {HEADS_FORMAT: HEADS_VERSION, RUN_FORMAT: RUN_VERSION}
+_VERSIONS: Final = {
+    HEADS_FORMAT: HEADS_VERSION,
+    RUN_FORMAT: RUN_VERSION,
+    STATISTICS_FORMAT: STATISTICS_VERSION,
+    REDUNDANCY_FORMAT: REDUNDANCY_VERSION,
+    ROLES_FORMAT: ROLES_VERSION,
+}
 _LARGEST: Final = 2**29
 """Bytes: a document larger than this is not one of ours (100,000 heads with 12 measures take some 100 MB)."""
 

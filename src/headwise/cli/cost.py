@@ -34,15 +34,25 @@ class Bandwidth(click.ParamType[float | str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
         """Bytes per second, or ``"measure"``."""
-        if not isinstance(value, str) or value == "measure":
-            return value  # type: ignore[no-any-return]
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", value, re.IGNORECASE)
+        if isinstance(value, float) or value == "measure":
+            return "measure" if value == "measure" else value
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", str(value), re.IGNORECASE)
         if match is None or match[2].upper() not in UNITS:
             self.fail(f"{value!r} is no bandwidth; write for example 50GB/s, or measure", param, ctx)
         rate = float(match[1]) * UNITS[match[2].upper()]
         if not 0 < rate < math.inf:
             self.fail(f"{value!r} must be positive", param, ctx)
         return rate
+
+
+class Scale(click.ParamType[float | str]):
+    """A positive number, or the word ``measure``."""
+
+    name = "scale"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        """The number, or ``"measure"``."""
+        return "measure" if value == "measure" else NUMBER.convert(value, param, ctx)
 
 
 class Contexts(click.ParamType[list[int]]):
@@ -79,6 +89,8 @@ def check(options: dict[str, Any]) -> None:
                 raise click.UsageError(f"--{_option(name)} is about a model on disk and needs MODEL.")
     if options["plot"] is not None and options["sweep"] is None:
         raise click.UsageError("--plot draws a sweep: give --sweep heads, --sweep kv-heads or --sweep context.")
+    if options["input_rms"] == "measure" and options["model"] is None:
+        raise click.UsageError("--input-rms measure runs a model and needs MODEL.")
     for name, over in ONLY.items():
         if options[name] is not None and options["sweep"] != over:
             raise click.UsageError(f"--{_option(name)} belongs to --sweep {over}.")
@@ -115,7 +127,12 @@ def _option(name: str) -> str:
 @click.option("--per-layer", is_flag=True, help="List every attention layer.")
 @click.option("--sweep", metavar="WHAT", help="heads, kv-heads or context: what changes along it, and what does not.")
 @click.option("--contexts", type=Contexts(), metavar="N,N,...", help="Lengths of --sweep context.")
-@click.option("--input-rms", type=NUMBER, help="Scale of what attention reads, for --sweep heads.  [default: 1]")
+@click.option(
+    "--input-rms",
+    type=Scale(),
+    metavar="NUMBER",
+    help="Scale of what attention reads, for --sweep heads; measure loads MODEL and runs it once.  [default: 1]",
+)
 @click.option("--init-std", type=NUMBER, help="Spread of the weights as drawn, for --sweep heads.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the sweep to .png, .svg or .pdf.")
 @click.option("--d-model", type=POSITIVE, help="A model by numbers: width of the residual stream.")
@@ -198,7 +215,18 @@ def _sweep(options: dict[str, Any]) -> Sweep:
     from headwise.costs import sweep
 
     extra = {name: options[name] for name in ONLY if options[name] is not None}
+    if extra.get("input_rms") == "measure":
+        extra["input_rms"] = _measured_scale(options)
     return sweep(_numbers(options), options["sweep"], **extra, **_common(options))
+
+
+def _measured_scale(options: dict[str, Any]) -> float:
+    from headwise.models import load
+    from headwise.verbs.cost import numbers
+    from headwise.verbs.input_scale import input_rms
+
+    model = load(options["model"], revision=options["revision"], trust_remote_code=options["trust_remote_code"])
+    return input_rms(model, numbers(model))
 
 
 def _tell_ledger(sink: Sink, book: Ledger, *, per_layer: bool) -> None:

@@ -11,9 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from headwise.costs import Ledger, Sweep
+    from headwise.costs import BlockParameters, Ledger, Sweep
     from headwise.costs.ledger import SiteCost
     from headwise.costs.sweep import Column
+
+#: Rows about single layers before the reader is sent to the table of layers.
+LISTED = 20
 
 __all__ = ["count", "layer_page", "ledger_page", "readable", "size", "sweep_page"]
 
@@ -88,14 +91,22 @@ def _ledger_parts(book: Ledger) -> Iterator[RenderableType]:
     yield Text(numbers.name, style="bold")
     for line in _shapes(book.sites):
         yield Text(line)
-    source = f", {book.source:,} on the encoder's side" if book.source else ""
-    yield Text(f"batch {book.batch:,}, context {book.context:,}{source}; {book.dtype}, cache {book.cache_dtype}")
+    yield Text(_setting(book))
     yield Text("")
     yield _parameters(book)
     yield Text("")
     yield _operations(book)
     yield Text("")
     yield _memory(book)
+
+
+def _setting(book: Ledger) -> str:
+    """Sizes and dtypes of the run that is accounted for."""
+    if not any(cost.site.stack == "decoder" for cost in book.sites):
+        return f"batch {book.batch:,}, length {book.source:,}; {book.dtype}"
+    source = f", {book.source:,} on the encoder's side" if book.source else ""
+    cache = f", cache {book.cache_dtype}" if book.cache.bytes else ""
+    return f"batch {book.batch:,}, context {book.context:,}{source}; {book.dtype}{cache}"
 
 
 def _shapes(sites: Sequence[SiteCost]) -> Iterator[str]:
@@ -123,25 +134,34 @@ def _table(*headers: str) -> Table:
     return table
 
 
+def _runs(sites: Sequence[SiteCost]) -> list[tuple[str, BlockParameters, bool]]:
+    """Layers of one stack and kind that follow each other with the same parameters: where, what, whether several."""
+    runs = []
+    for stack, kind in dict.fromkeys((cost.site.stack, cost.site.kind) for cost in sites):
+        own = [cost for cost in sites if (cost.site.stack, cost.site.kind) == (stack, kind)]
+        for block, costs in groupby(own, key=lambda cost: cost.parameters):
+            layers = [cost.site.layer for cost in costs]
+            last = f" to {layers[-1]}" if len(layers) > 1 else ""
+            runs.append((f"{stack} {kind}, layer {layers[0]}{last}", block, len(layers) > 1))
+    return runs
+
+
 def _parameters(book: Ledger) -> Table:
     found, table = book.parameters, _table("parameters", "", "")
     if found.total is not None:
         table.add_row("model", f"{found.total:,}", "")
     share = f"{100 * found.share:.1f} %" if found.share is not None else ""
     table.add_row("attention", f"{found.attention:,}", share)
-    for per_layer, costs in groupby(book.sites, key=lambda cost: cost.parameters):
-        run = list(costs)
-        first = run[0].site
-        where = f"  {first.stack} {first.kind}, layer {first.layer}"
-        where += f" to {run[-1].site.layer}" if len(run) > 1 else ""
-        table.add_row(where, f"{per_layer.total:,}", "each" if len(run) > 1 else "")
-        if len({cost.parameters for cost in book.sites}) == 1:
-            table.add_row("  per query head", f"{per_layer.per_head:,}", "")
-            if per_layer.per_group is not None and per_layer.per_group != per_layer.per_head:
-                table.add_row("  per key-value head with its query heads", f"{per_layer.per_group:,}", "")
-        if table.row_count > 24:
-            table.add_row("  ...", "", "see --per-layer")
-            break
+    alike = len({cost.parameters for cost in book.sites}) == 1
+    for where, block, several in _runs(book.sites)[:LISTED]:
+        table.add_row(f"  {where}", f"{block.total:,}", "each" if several else "")
+    if len(_runs(book.sites)) > LISTED:
+        table.add_row("  ...", "", "see --per-layer")
+    if alike:
+        block = book.sites[0].parameters
+        table.add_row("  per query head", f"{block.per_head:,}", "")
+        if block.per_group is not None and block.per_group != block.per_head:
+            table.add_row("  per key-value head with its query heads", f"{block.per_group:,}", "")
     if found.embedding:
         tied = f"{found.tied:,} of them tied" if found.tied else ""
         table.add_row("embedding tables", f"{found.embedding:,}", tied)
@@ -170,7 +190,8 @@ def _operations(book: Ledger) -> Table:
         [work.attention.visible_scores + work.attention.visible_mixing for work in works],
     )
     row("rest of the model", [work.rest for work in works])
-    row("output matrix", [work.output or None for work in works])
+    if any(work.output for work in works):
+        row("output matrix", [work.output for work in works])
     row("sum, full", [work.full for work in works])
     row("sum, visible pairs only", [work.visible for work in works])
     if any(work.absorbed is not None for work in works):

@@ -12,6 +12,7 @@ from headwise.cli.sink import Sink
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from headwise.lab import Outcome
 
@@ -62,6 +63,8 @@ def command(settings: Settings, /, **options: Any) -> None:
 
 def _list(sink: Sink, names: tuple[str, ...]) -> None:
     """The catalogue, without importing anything that computes."""
+    from rich.text import Text
+
     from headwise.lab.catalogue import CATALOGUE, find
 
     chosen = [find(name) for name in names] or list(CATALOGUE)
@@ -70,8 +73,8 @@ def _list(sink: Sink, names: tuple[str, ...]) -> None:
         return
     console = sink.console()
     for entry in chosen:
-        console.print(entry.name, style="bold", highlight=False)
-        console.print(f"  {entry.claim}", soft_wrap=False)
+        console.print(entry.name, style="bold")
+        console.print(_indented(Text(entry.claim)))
 
 
 def _measure(sink: Sink, options: dict[str, Any]) -> list[Outcome]:
@@ -133,13 +136,20 @@ def _result(outcome: Outcome, *, detailed: bool) -> RenderableType:
     verdict = outcome.verdict.value + (f": {rule.condition}" if outcome.verdict is Verdict.CONDITION else "")
     parts: list[RenderableType] = [
         Text(f"{entry.name}  ", style="bold").append(f"({outcome.seconds:.1f} s)", style="dim"),
-        Text(f"  {entry.claim}", style="italic"),
-        Text("  -> ").append(verdict, style=f"bold {colour}"),
-        Text(f"  {outcome.finding}"),
+        _indented(Text(entry.claim, style="italic")),
+        _indented(Text("-> ").append(verdict, style=f"bold {colour}")),
+        _indented(Text(outcome.finding)),
     ]
     if detailed:
         parts.append(_numbers(outcome))
     return Group(*parts, Text(""))
+
+
+def _indented(text: Text) -> RenderableType:
+    """Two blanks before every line, also of what is wrapped."""
+    from rich.padding import Padding
+
+    return Padding(text, (0, 0, 0, 2))
 
 
 def _numbers(outcome: Outcome) -> RenderableType:
@@ -147,7 +157,7 @@ def _numbers(outcome: Outcome) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    rule = Table("the rule, fixed before the run", "threshold", "measured", "kept", box=None, pad_edge=False)
+    rule = Table("the rule", "threshold", "measured", "kept", box=None, pad_edge=False)
     for check in (*outcome.conditioned, *outcome.stated):
         rule.add_row(
             check.threshold.says,

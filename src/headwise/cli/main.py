@@ -12,38 +12,54 @@ This module imports nothing heavy, so that Ctrl-C is answered from the first mom
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from types import FrameType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType, TracebackType
 
 __all__ = ["main"]
 
 INTERRUPTED = 130
 
 
-@dataclass
 class _Interrupt:
-    """Whether Ctrl-C came.
+    """Notes Ctrl-C while a block runs; an ignored SIGINT stays ignored.
 
-    A library that is interrupted in the middle of its own start may turn the interrupt into an
-    error of its own; the flag tells the two apart.
+    A library that is interrupted in the middle of its own start may turn the interrupt into an error of its own;
+    ``came`` tells the two apart.
     """
 
-    came: bool = False
+    def __init__(self) -> None:
+        self.came = False
+        self._watching = False
 
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
         self.came = True
         raise KeyboardInterrupt
 
+    def __enter__(self) -> _Interrupt:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            try:
+                signal.signal(signal.SIGINT, self)
+                self._watching = True
+            except ValueError:  # not the main thread
+                self._watching = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watching:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self.came else signal.default_int_handler)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``headwise`` with ``arguments`` (default: those of the process); return the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with _watch_interrupt() as interrupt:
+    with _Interrupt() as interrupt:
         try:
             return _answer(arguments)
         except KeyboardInterrupt:
@@ -74,23 +90,9 @@ def _answer(arguments: list[str]) -> int:
     return status
 
 
-@contextmanager
-def _watch_interrupt() -> Iterator[_Interrupt]:
-    """Note Ctrl-C while the block runs; an ignored SIGINT stays ignored."""
-    interrupt = _Interrupt()
-    watching = False
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGINT, interrupt)
-            watching = True
-    try:
-        yield interrupt
-    finally:
-        if watching:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if interrupt.came else signal.default_int_handler)
-
-
 def _interrupted() -> int:
+    from contextlib import suppress
+
     with suppress(OSError, ValueError):
         print("headwise: interrupted; nothing was saved", file=sys.stderr, flush=True)
     return INTERRUPTED
@@ -104,6 +106,9 @@ def _reader_gone() -> int:
 
 def _discard_stdout() -> None:
     """Send what is still buffered for stdout nowhere, so that the interpreter's own flush cannot fail."""
+    import os
+    from contextlib import suppress
+
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -47,7 +47,8 @@ def scan_page(result: ScanResult, console: Console) -> RenderableType:
 
 def _parts(result: ScanResult, width: int) -> Iterator[RenderableType]:
     table = result.table
-    yield Text(_headline(result), style="bold")
+    yield Text(_name(result), style="bold", no_wrap=True, overflow="ignore")
+    yield Text(_headline(result))
     yield Text("")
     yield Text("Entropy of attention, as a share of the largest possible", style="bold")
     for heat_map in heat_maps(table):
@@ -100,13 +101,17 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
+def _name(result: ScanResult) -> str:
+    return str((result.run.get("model") or {}).get("name") or result.table.model or "model")
+
+
 def _headline(result: ScanResult) -> str:
-    """Which model, how many heads, how much text."""
+    """How many heads, how much text, how long."""
     run, table = result.run, result.table
-    name = (run.get("model") or {}).get("name") or table.model or "model"
-    parts = [f"{name}: {len(table)} heads in {len(table.sites)} attention layers"]
+    parts = [f"{len(table)} heads in {len(table.sites)} attention layers"]
     data = run.get("data") or {}
-    said = [f"{data[key]:,} {key}" for key in ("passages", "tokens") if isinstance(data.get(key), int)]
+    counts = {key: data[key] for key in ("passages", "tokens") if isinstance(data.get(key), int)}
+    said = [f"{value:,} {key if value != 1 else key.removesuffix('s')}" for key, value in counts.items()]
     if said:
         parts.append(" over " + ", ".join(said))
     seconds = run.get("seconds")

@@ -275,7 +275,7 @@ def _prefill(numbers: ModelNumbers, sites: tuple[SiteCost, ...], batch: int, con
     return PhaseWork(
         tokens=main,
         attention=_total([site.prefill for site in sites if site.prefill is not None]),
-        rest=2 * batch * (matrices + main * rest.active_experts) if _known(numbers) else None,
+        rest=2 * batch * (matrices + main * rest.expert_matrices + rest.once) if _known(numbers) else None,
         output=2 * batch * main * rest.head,
     )
 
@@ -292,7 +292,7 @@ def _decode(numbers: ModelNumbers, sites: tuple[SiteCost, ...], batch: int, cont
     return PhaseWork(
         tokens=1,
         attention=_total([site.decode for site in sites if site.decode is not None]),
-        rest=2 * batch * (rest.matrices.get("decoder", 0) + rest.active_experts) if _known(numbers) else None,
+        rest=2 * batch * (rest.matrices.get("decoder", 0) + rest.expert_matrices) if _known(numbers) else None,
         output=2 * batch * rest.head,
         absorbed=absorbed,
     )
@@ -329,10 +329,12 @@ def _notes(numbers: ModelNumbers, sites: tuple[SiteCost, ...]) -> list[str]:
         )
     if any(site.site.shares_cache for site in sites):
         notes.append("some layers read the cache of an earlier layer and keep none of their own")
-    if len(numbers.blocks) < len(numbers.attention):
-        notes.append(
-            f"{len(numbers.attention)} attention layers share {len(numbers.blocks)} blocks of weights, counted once"
-        )
+    shared, blocks = len(numbers.attention), len(numbers.blocks)
+    if blocks < shared:
+        notes.append(f"{shared} attention layers share {blocks} block{'s' * (blocks > 1)} of weights, counted once")
+    towers = sorted({site.site.stack for site in sites} & {"vision", "audio"})
+    if towers and any(site.site.stack == "decoder" and site.site.kind == "self" for site in sites):
+        notes.append(f"the {' and '.join(towers)} part is counted over as many positions as source says")
     if numbers.rest.not_counted:
         notes.append("operations not counted: " + ", ".join(numbers.rest.not_counted))
     if not all(token_elements(site.site) for site in sites if site.site.cached and not site.site.shares_cache):

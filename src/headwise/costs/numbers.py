@@ -118,8 +118,10 @@ class Rest:
         head: weights of the output matrix (tied or not); multiplied once per position.
         matrices: weights of the other matrices that every token of a stack goes through, by stack; those
             that several layers share as often as they are used.
-        experts: all weights of expert matrices, of which a token goes through ``active_experts``.
+        once: weights of matrices that one position of every sequence goes through (a pooler).
+        experts: all weights of experts, of which a token goes through ``active_experts``.
         active_experts: see ``experts``.
+        active_biases: of ``active_experts``, weights that are added and not multiplied.
         expert_share: experts used per token over experts (the router's top k / number of experts).
         not_counted: parts whose multiplications are not counted, by name.
     """
@@ -129,9 +131,16 @@ class Rest:
     tied: int = 0
     head: int = 0
     matrices: dict[str, int] = field(default_factory=dict)
+    once: int = 0
     experts: int = 0
     active_experts: int = 0
+    active_biases: int = 0
     not_counted: tuple[str, ...] = ()
+
+    @property
+    def expert_matrices(self) -> int:
+        """Weights of the expert matrices that one token goes through."""
+        return self.active_experts - self.active_biases
 
     @property
     def expert_share(self) -> float:

@@ -64,7 +64,7 @@ def decode_traffic(
     write = sum(batch * token_elements(site) * itemsize for site in sites if site.kind == "self")
     works = [decode_work(site, batch, context, source) for site in sites]
     rest = numbers.rest
-    products = 2 * batch * (rest.matrices.get("decoder", 0) + rest.active_experts + rest.head)
+    products = 2 * batch * (rest.matrices.get("decoder", 0) + rest.expert_matrices + rest.head)
     operations = sum(work.full for work in works) + products
     over_cache = sum(work.scores + work.mixing for work in works)
     total = weight_bytes + read + write

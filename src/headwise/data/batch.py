@@ -24,6 +24,9 @@ class Batch:
             tokens (images, audio): every row counts.
         decoder_rows: the same for ``decoder_input_ids``, or None.
         tokens: real tokens in the batch, special ones not counted; of the encoder and the decoder together.
+        where: for each row where its passage stands, for messages; empty where nobody knows.
+        texts: for each row the text that it was made from, or None (ready inputs, windows of longer texts); may be empty.
+        targets: the same for the decoder's text.
     """
 
     inputs: dict[str, Tensor]
@@ -31,6 +34,9 @@ class Batch:
     input_rows: Tensor | None = None
     decoder_rows: Tensor | None = None
     tokens: int = field(default=0)
+    where: tuple[str, ...] = ()
+    texts: tuple[str | None, ...] = ()
+    targets: tuple[str | None, ...] = ()
 
 
 def pad(

@@ -138,11 +138,8 @@ def _from_text(passages: Passages, encoder: Encoder, plan: _Plan, limit: int | N
     yield from _batched(rows, plan, facts)
     if facts.passages == 0:
         named = ", ".join(file["path"] for file in facts.files) or "the texts given"
-        raise DataError(
-            f"{named}: no passage holds a token of text ({facts.skipped_passages} were read, all of white space "
-            "or nothing); "
-            f"give text with words in it"
-        )
+        read = f"{facts.skipped_passages} were read" if facts.skipped_passages else "nothing but white space was read"
+        raise DataError(f"{named}: no passage holds a token of text ({read}); give text with words in it")
 
 
 def _rows(passages: Iterator[Passage], encoder: Encoder, plan: _Plan, facts: Facts) -> Iterator[Row]:
@@ -162,9 +159,9 @@ def _rows(passages: Iterator[Passage], encoder: Encoder, plan: _Plan, facts: Fac
             if target.tokens == 0:
                 facts.skipped_passages += 1
                 continue
-            row = _with_decoder(row, target, encoder, plan)
+            row = replace(_with_decoder(row, target, encoder, plan), target=passage.target or passage.text)
             facts.decoder = _SAID[passage.target is not None]
-        yield row
+        yield replace(row, text=passage.text)
 
 
 def _windows(passages: Iterator[Passage], window: int, encoder: Encoder, plan: _Plan, facts: Facts) -> Iterator[Row]:

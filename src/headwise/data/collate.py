@@ -31,6 +31,7 @@ class Row:
         values: named lists of whole numbers; those of the encoder side are equally long, and so are the decoder's.
         kinds, decoder_kinds: for each position 0 padding, 1 token, 2 special token.
         cut: tokens taken away by ``max_length``.
+        text, target: the texts that the two sides were made from, where they were.
     """
 
     index: int
@@ -40,6 +41,8 @@ class Row:
     decoder_kinds: Sequence[int] | None = None
     cut: int = 0
     decoder: str | None = field(default=None)
+    text: str | None = None
+    target: str | None = None
 
     @property
     def length(self) -> int:
@@ -85,7 +88,16 @@ def collate(rows: Sequence[Row], rules: InputRules, *, left: bool = False) -> Ba
     if rows[0].decoder_kinds is not None:
         decoder_kinds = pad([row.decoder_kinds or () for row in rows], PADDING, dtype=torch.int8)
     tokens = int((kinds == TOKEN).sum()) + (int((decoder_kinds == TOKEN).sum()) if decoder_kinds is not None else 0)
-    return Batch(inputs, tuple(row.index for row in rows), kinds, decoder_kinds, tokens)
+    return Batch(
+        inputs,
+        tuple(row.index for row in rows),
+        kinds,
+        decoder_kinds,
+        tokens,
+        where=tuple(row.where for row in rows),
+        texts=tuple(row.text for row in rows),
+        targets=tuple(row.target for row in rows),
+    )
 
 
 def from_example(example: Example, index: int, rules: InputRules, max_length: int | None) -> Row:
@@ -169,14 +181,20 @@ def from_ready(batch: ReadyBatch, first: int, rules: InputRules) -> Batch:
         check.length(
             tensors["decoder_input_ids"].shape[1], rules.decoder_positions, where, what="decoder tokens", cut=False
         )
-    inputs = {name: _cast(value, rules) for name, value in tensors.items()}
+    inputs = {
+        name: value.to(torch.int64) if name.endswith("attention_mask") else _cast(value, rules, name, where)
+        for name, value in tensors.items()
+    }
     count = next(iter(tensors.values())).shape[0]
     tokens = sum(int((part == TOKEN).sum()) for part in (rows, decoder_rows) if part is not None)
-    return Batch(inputs, tuple(range(first, first + count)), rows, decoder_rows, tokens)
+    said = tuple(f"{where} example {row}" for row in range(count))
+    return Batch(inputs, tuple(range(first, first + count)), rows, decoder_rows, tokens, where=said)
 
 
-def _cast(value: Tensor, rules: InputRules) -> Tensor:
+def _cast(value: Tensor, rules: InputRules, name: str, where: str) -> Tensor:
     if value.is_floating_point():
+        if not bool(torch.isfinite(value).all()):
+            raise DataError(f"{where}: {name} holds values that are not finite (NaN or infinity)")
         return value if rules.float_dtype is None else value.to(rules.float_dtype)
     return value if value.dtype == torch.bool else value.to(torch.int64)
 
@@ -203,6 +221,8 @@ def _rows_of(tensors: dict[str, Tensor], main: str, mask_name: str, where: str) 
             f"{where}: {mask_name} must have the shape of {main}, {tuple(ids.shape[:2])}, and has {tuple(mask.shape)}"
         )
     shown = mask.to("cpu") != 0
+    if not bool((mask.to("cpu").to(torch.float64) == shown).all()):
+        raise DataError(f"{where}: {mask_name} holds values other than 0 and 1; 1 marks a real token and 0 padding")
     if not bool(shown.any(-1).all()):
         row = int((~shown.any(-1)).nonzero()[0])
         raise DataError(

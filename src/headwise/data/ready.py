@@ -127,6 +127,10 @@ def _whole_numbers(value: Any, name: str, where: str) -> list[int]:
             )
         if not isinstance(one, int):
             raise DataError(f"{where}: {name} holds {_said(one)} at position {position}, and whole numbers are needed")
+        if name.endswith("attention_mask") and one not in (0, 1):
+            raise DataError(f"{where}: {name} holds {one} at position {position}; 1 marks a real token and 0 padding")
+        if abs(one) >= 1 << 62:
+            raise DataError(f"{where}: {name} holds {_said(one)} at position {position}, which no tensor can hold")
     return [int(one) for one in value]
 
 

@@ -64,7 +64,8 @@ def _jsonl(path: Path, field: str | None, target: str | None) -> Iterator[Row]:
 def _text_of(path: Path, number: int, row: dict[str, Any], key: str) -> str:
     if key not in row:
         ready = "; input_ids are given as ready inputs (--inputs, or read_inputs)" if "input_ids" in row else ""
-        raise DataError(f"{path}: line {number} has no field {key!r}; it has {_listed(list(row))}{ready}")
+        choose = "; choose one with field= (--field)" if row and not ready else ""
+        raise DataError(f"{path}: line {number} has no field {key!r}; it has {_listed(list(row))}{ready or choose}")
     value = row[key]
     if value is None:
         return ""

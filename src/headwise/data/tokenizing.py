@@ -46,7 +46,10 @@ class Encoder:
                 "tokenizers.Tokenizer, or a "
                 f"function from a string to a list of ids"
             )
-        self._frame: tuple[Encoded, Encoded] | None = None
+        if self._rust and (tokenizer.truncation is not None or tokenizer.padding is not None):
+            self.tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            self.tokenizer.no_truncation()
+            self.tokenizer.no_padding()
 
     def encode(self, text: str, *, target: bool = False) -> Encoded:
         """Ids of ``text`` with the special tokens that the tokenizer adds; ``target`` encodes it as decoder text."""

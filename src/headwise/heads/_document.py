@@ -91,6 +91,7 @@ def _site(site: Site) -> dict[str, Any]:
 
 
 def _measure(info: MeasureInfo) -> dict[str, Any]:
+    pooled = {"pooled": True} if info.pooled else {}
     return {
         "name": info.name,
         "unit": info.unit,
@@ -99,6 +100,7 @@ def _measure(info: MeasureInfo) -> dict[str, Any]:
         "better": info.better,
         "description": info.description,
         "source": info.source,
+        **pooled,
     }
 
 
@@ -158,7 +160,9 @@ def _table(kind: type[HeadTable], document: Mapping[str, Any]) -> HeadTable:
     for entry in document["measures"]:
         if entry["name"] in measures:
             raise InputError(f"measure {entry['name']!r} is listed twice")
-        measures[entry["name"]] = MeasureInfo(**{part: entry[part] for part in _MEASURE_PARTS})
+        measures[entry["name"]] = MeasureInfo(
+            **{part: entry[part] for part in _MEASURE_PARTS}, pooled=entry.get("pooled", False)
+        )
     values: dict[tuple[str, RowClass], Moments] = {}
     for entry in document["values"]:
         key = (entry["measure"], entry["rows"])

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class MeasureInfo:
-    """One number per query row and head, described.
+    """One number per query row and head (or, where ``pooled``, one per head from all rows together), described.
 
     Attributes:
         name: lower-case letters, digits and underscores, e.g. ``"entropy"``.
@@ -40,6 +40,9 @@ class MeasureInfo:
         better: ``"high"`` or ``"low"`` where one direction is better, None where neither is.
         description: one sentence for people.
         source: where the definition comes from (paper, section, equation), or ``""``.
+        pooled: the number depends on all rows together and is not a mean of what each row gives by itself (a rank, an
+            explained variance, an ablation by the data's mean), so that the numbers of two parts of the data cannot be
+            merged into that of the whole.
 
     Raises:
         InputError: the name cannot be a column, or the range is empty.
@@ -55,6 +58,7 @@ class MeasureInfo:
     better: Literal["high", "low"] | None = None
     description: str = ""
     source: str = ""
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):

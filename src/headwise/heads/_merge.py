@@ -20,6 +20,7 @@ def merge(left: HeadTable, right: HeadTable, *, overlap: bool) -> HeadTable:
     same_weights(left, right, "merge", "")
     same_layout(left.layout, right.layout, "merge", "")
     same_measures(left, right, "merge", "")
+    _no_pooled(left)
     missing = set(left.heads) ^ set(right.heads)
     if missing:
         head = min(missing)
@@ -43,6 +44,16 @@ def merge(left: HeadTable, right: HeadTable, *, overlap: bool) -> HeadTable:
         weight_hash=left.weight_hash,
         parts={*left.parts, *right.parts},
     )
+
+
+def _no_pooled(table: HeadTable) -> None:
+    """Refuse to make a mean of numbers that are no means."""
+    pooled = [name for name, info in table.measures.items() if info.pooled]
+    if pooled:
+        raise InputError(
+            f"cannot merge: {pooled[0]!r} depends on all rows together, and that of the whole does not follow from "
+            "the parts'; measure all the data in one run, or leave it out of both tables"
+        )
 
 
 def same_weights(left: HeadTable, right: HeadTable, verb: str, otherwise: str) -> None:
@@ -109,7 +120,7 @@ def same_definitions(left: HeadTable, right: HeadTable, verb: str) -> None:
     """Refuse tables in which one name stands for two definitions."""
     for name, info in left.measures.items():
         other = right.measures.get(name, info)
-        for part in ("unit", "low", "high", "better", "description", "source"):
+        for part in ("unit", "low", "high", "better", "description", "source", "pooled"):
             if getattr(info, part) != getattr(other, part):
                 raise InputError(
                     f"cannot {verb}: measure {name!r} is defined differently: {part} is {getattr(info, part)!r} in the "

@@ -185,7 +185,8 @@ def _refuse_zeros_and_ones(mask: Tensor) -> None:
     if bool((values == 1).any()) and bool(((values == 0) | (values == 1)).all()):
         raise InputError(
             "mask is floating point and holds only 0 and 1: as a number added to the scores that hides nothing."
-            " If 1 means keep, pass mask.bool(); if 1 means drop, pass ~mask.bool(); if it is meant to be added, pass it as bias."
+            " If 1 means keep, pass mask.bool(); if 1 means drop, pass ~mask.bool(); if it is meant to be"
+            " added, pass it as bias."
         )
 
 
@@ -205,8 +206,10 @@ def _four_axes(name: str, tensor: Tensor | None, q: Tensor, k: Tensor) -> Tensor
         return tensor[None, None]
     if tensor.ndim != 4:
         raise ShapeError(
-            f"{name} must have two axes (queries, keys) or four (batch, query heads, queries, keys); got {tensor.ndim}: {shape_of(tensor)}."
-            f" Say which axes are meant: {name}[:, None] for (batch, queries, keys), {name}[None] for (query heads, queries, keys)."
+            f"{name} must have two axes (queries, keys) or four (batch, query heads, queries, keys); got"
+            f" {tensor.ndim}: {shape_of(tensor)}."
+            f" Say which axes are meant: {name}[:, None] for (batch, queries, keys), {name}[None] for (query"
+            " heads, queries, keys)."
         )
     return tensor
 
@@ -221,6 +224,7 @@ def _gated(z: Tensor, gates: Tensor) -> Tensor:
         gates = gates[None]
     elif gates.ndim != 2 or gates.shape[0] != batch or gates.shape[1] != heads:
         raise ShapeError(
-            f"gates must be (query heads,) = ({heads},) or (batch, query heads) = ({batch}, {heads}); got {shape_of(gates)}."
+            f"gates must be (query heads,) = ({heads},) or (batch, query heads) = ({batch}, {heads}); got"
+            f" {shape_of(gates)}."
         )
     return (z * gates[:, :, None, None]).to(z.dtype)

@@ -6,8 +6,9 @@ exponential should stay in the second-level cache of the cores that work on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,12 +16,15 @@ from torch import Tensor
 from headwise.kernels.masks import Span, cut, has_tensor_rules, hiding_value, key_range, sure_range, visible_block
 from headwise.kernels.problem import Problem
 
-__all__ = ["KEY_BLOCK", "Tile", "hides_by_data", "key_blocks", "spans", "tiles"]
+__all__ = ["KEY_BLOCK", "Hidden", "Tile", "hides_by_data", "key_blocks", "only_hiding", "spans", "tiles"]
+
+#: Makes what a block hides, when it is needed.
+Hidden = Callable[[], Tensor]
 
 #: Keys in a block: key blocks begin at multiples of this.
 KEY_BLOCK = 512
 #: Scores in a block, about: the rows of a tile are chosen so that rows * KEY_BLOCK comes to this.
-BLOCK_SCORES = 384 * 1024
+BLOCK_SCORES = 768 * 1024
 
 
 def spans(length: int, step: int, start: int = 0) -> Iterator[Span]:
@@ -83,8 +87,8 @@ def tiles(problem: Problem) -> Iterator[Tile]:
     groups, keys = problem.k.shape[1], problem.k.shape[2]
     share = heads // groups
     width = max(1, min(KEY_BLOCK, keys))
-    rows = max(16, min(queries, 256, BLOCK_SCORES // (width * share)))
-    wide = max(1, BLOCK_SCORES // (width * share * min(rows, queries)))  # (batch, group) pairs per tile
+    rows = max(1, min(queries, 256, max(16, BLOCK_SCORES // (width * share))))
+    wide = max(1, BLOCK_SCORES // (width * share * rows))  # (batch, group) pairs per tile
     some_groups = min(groups, wide)
     some_batch = max(1, wide // groups) if some_groups == groups else 1
     for batch_span in spans(batch, some_batch):
@@ -93,30 +97,47 @@ def tiles(problem: Problem) -> Iterator[Tile]:
                 yield Tile(batch_span, group_span, row_span, share)
 
 
+def only_hiding(problem: Problem) -> Problem:
+    """The problem without the added terms that hide no key: what :func:`key_blocks` has to look at."""
+    bias, additive = (
+        term
+        if term is not None and term.numel() and bool(torch.amin(term.detach()) <= hiding_value(term.dtype))
+        else None
+        for term in (problem.rule.bias, problem.rule.additive_mask)
+    )
+    return replace(problem, rule=replace(problem.rule, bias=bias, additive_mask=additive))
+
+
 def hides_by_data(problem: Problem) -> bool:
     """Whether data can hide a key, and not only its distance from the query."""
-    return has_tensor_rules(problem.visible) or any(hides_some(term) for term in problem.rule.added)
+    return has_tensor_rules(problem.visible) or bool(problem.rule.added)
 
 
-def key_blocks(problem: Problem, tile: Tile, by_data: bool) -> Iterator[tuple[Span, Tensor | None]]:
+def key_blocks(problem: Problem, tile: Tile) -> Iterator[tuple[Span, Hidden | None]]:
     """Key blocks in which a query of the tile may see something, in order, each with what it hides.
 
-    The second part is None where nothing is hidden, otherwise bool with five axes, broadcastable to
-    (batch, groups, share, rows, keys), True = hidden.
+    The second part is None where nothing is hidden, otherwise a function that makes a bool with five
+    axes, broadcastable to (batch, groups, share, rows, keys), True = hidden. The problem is one that
+    :func:`only_hiding` has cleared; without data that hides, the mask has lengths of 1 but for rows and keys.
     """
+    by_data = hides_by_data(problem)
+
+    def by_distance(keys: Span) -> Hidden:
+        def make() -> Tensor:
+            seen = visible_block(problem, tile.rows, keys, tile.batch, tile.heads)
+            assert seen is not None
+            return split_heads(~seen, tile.share)
+
+        return make
+
     low, high = key_range(problem, *tile.rows)
     sure = sure_range(problem, *tile.rows)
     for keys in spans(high, KEY_BLOCK, low):
-        if not by_data and sure[0] <= keys[0] and keys[1] <= sure[1]:
-            yield keys, None
+        if not by_data:
+            yield keys, None if sure[0] <= keys[0] and keys[1] <= sure[1] else by_distance(keys)
             continue
         seen = visible_block(problem, tile.rows, keys, tile.batch, tile.heads)
-        if seen is None or (by_data and bool(seen.all())):
+        if seen is None or bool(seen.all()):
             yield keys, None
-        elif not by_data or bool(seen.any()):
-            yield keys, split_heads(~seen, tile.share)
-
-
-def hides_some(term: Tensor) -> bool:
-    """Whether an added term hides any key at all."""
-    return term.numel() > 0 and bool(torch.amin(term.detach()) <= hiding_value(term.dtype))
+        elif bool(seen.any()):
+            yield keys, partial(split_heads, ~seen, tile.share)

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from headwise.errors import InputError, ShapeError
 from headwise.kernels.problem import Problem, Wanted
+from headwise.kernels.tracing import concrete
 
 __all__ = ["check_problem", "shape_of"]
 
 
 def shape_of(tensor: Tensor) -> str:
     """A shape for a message: ``(2, 8, 16, 64)``."""
-    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+    return "(" + ", ".join(str(size) for size in tensor.shape) + ("," if tensor.ndim == 1 else "") + ")"
 
 
 def check_problem(problem: Problem, wanted: Wanted) -> None:
@@ -54,7 +55,8 @@ def _check_qkv(problem: Problem) -> None:
             )
         if tensor.device != q.device:
             raise ShapeError(
-                f"q, k and v must be on one device; q is on {q.device} and {name} on {tensor.device}. Move one with .to()."
+                f"q, k and v must be on one device; q is on {q.device} and {name} on {tensor.device}. Move one"
+                " with .to()."
             )
         if tensor.shape[0] != q.shape[0]:
             raise ShapeError(
@@ -78,12 +80,14 @@ def _check_heads(problem: Problem) -> None:
     if problem.kv_map is None:
         if groups == 0 or heads % groups:
             raise ShapeError(
-                f"The number of query heads must be a multiple of the number of key-value heads; got {heads} query heads"
+                f"The number of query heads must be a multiple of the number of key-value heads; got {heads}"
+                " query heads"
                 f" and {groups} key-value heads. Head h reads key-value head h // (query heads / key-value heads)."
             )
     elif len(problem.kv_map) != heads:
         raise ShapeError(
-            f"kv_map must name a key-value head for each of the {heads} query heads; it has {len(problem.kv_map)} entries."
+            f"kv_map must name a key-value head for each of the {heads} query heads; it has"
+            f" {len(problem.kv_map)} entries."
         )
     elif any(not 0 <= g < groups for g in problem.kv_map):
         raise ShapeError(f"kv_map names key-value heads from 0 to {groups - 1}; got {list(problem.kv_map)}.")
@@ -94,14 +98,16 @@ def _check_visible(problem: Problem) -> None:
     window = visible.window
     if window is not None and (isinstance(window, bool) or not isinstance(window, (int, torch.SymInt)) or window < 1):
         raise InputError(
-            f"window must be a whole number of keys, at least 1 (with causal: the query itself and window - 1 earlier keys);"
+            "window must be a whole number of keys, at least 1 (with causal: the query itself and window -"
+            " 1 earlier keys);"
             f" got {window!r}. Use None for no window."
         )
     if visible.key_padding is not None:
         check_bool("key_padding", visible.key_padding, q)
         if visible.key_padding.shape != (q.shape[0], k.shape[2]):
             raise ShapeError(
-                f"key_padding must be (batch, keys) = ({q.shape[0]}, {k.shape[2]}), True = a real key; got {shape_of(visible.key_padding)}."
+                f"key_padding must be (batch, keys) = ({q.shape[0]}, {k.shape[2]}), True = a real key; got"
+                f" {shape_of(visible.key_padding)}."
             )
     if visible.mask is not None:
         check_bool("mask", visible.mask, q)
@@ -116,9 +122,10 @@ def _check_rule(problem: Problem) -> None:
         check_number("softcap", rule.softcap)
         if rule.softcap <= 0:
             raise InputError(
-                f"softcap must be above 0 (scores become softcap * tanh(score / softcap)); got {rule.softcap}. Use None for no soft cap."
+                f"softcap must be above 0 (scores become softcap * tanh(score / softcap)); got {rule.softcap}."
+                " Use None for no soft cap."
             )
-    for name, term in (("bias", rule.bias), ("additive_mask", rule.additive_mask)):
+    for name, term in (("bias", rule.bias), ("the additive mask", rule.additive_mask)):
         if term is not None:
             if not isinstance(term, Tensor) or not term.dtype.is_floating_point:
                 got = term.dtype if isinstance(term, Tensor) else type(term).__name__
@@ -144,6 +151,16 @@ def _check_pairs(problem: Problem, pairs: Tensor) -> None:
         raise ShapeError(
             f"pairs must be (rules, batch or 1, queries) = (any, {batch} or 1, {queries}); got {shape_of(pairs)}."
         )
+    _check_pair_range(problem, pairs)
+
+
+def _check_pair_range(problem: Problem, pairs: Tensor) -> None:
+    keys = problem.k.shape[2]
+    if not concrete(pairs) or pairs.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(pairs))
+    if low < -1 or high >= keys:
+        raise InputError(f"pairs must name keys from 0 to {keys - 1}, or -1 for none; got {low if low < -1 else high}.")
 
 
 def _check_distance_bias(problem: Problem, table: Tensor, zero: int) -> None:

@@ -14,6 +14,7 @@ from headwise.kernels.masks import hiding_value
 from headwise.kernels.pairs import pair_weights
 from headwise.kernels.problem import Answer, Problem, Rows, Wanted
 from headwise.kernels.reference import distances, repeat_kv, visible_matrix, weighted_sum
+from headwise.kernels.tracing import concrete, own_dtypes
 
 __all__ = ["attend", "pattern"]
 
@@ -33,7 +34,7 @@ class _Dense:
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:
     """z in q's dtype, rows in float32 (float64 for float64), weights in q's dtype."""
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with own_dtypes(problem.q):
         dense = _dense(problem)
         v_BHKD = repeat_kv(problem, problem.v.to(problem.compute_dtype))
         z = weighted_sum(dense.pattern, v_BHKD, dense.seen).to(problem.q.dtype)
@@ -43,15 +44,14 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
 
 def pattern(problem: Problem) -> Tensor:
     """The weights that multiply v, (B, H, Q, K), in q's dtype (the softmax in float32 at least)."""
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with own_dtypes(problem.q):
         return _dense(problem).pattern.to(problem.q.dtype)
 
 
 def _dense(problem: Problem) -> _Dense:
     dtype = problem.compute_dtype
     q_BHQD = problem.q.to(dtype) * problem.scale
-    k_BHKD = repeat_kv(problem, problem.k.to(dtype))
-    scores_BHQK = q_BHQD @ k_BHKD.transpose(-1, -2)
+    scores_BHQK = _products(q_BHQD, repeat_kv(problem, problem.k.to(dtype)))
     if problem.rule.softcap is not None:
         scores_BHQK = torch.tanh(scores_BHQK / problem.rule.softcap) * problem.rule.softcap
     for term in problem.rule.added:
@@ -67,6 +67,15 @@ def _dense(problem: Problem) -> _Dense:
     sink_BHQ = torch.sigmoid(problem.rule.sinks.to(dtype).view(1, -1, 1) - lse_BHQ)
     kept_BHQ = torch.sigmoid(lse_BHQ - problem.rule.sinks.to(dtype).view(1, -1, 1))
     return _Dense(scores_BHQK, own_BHQK, own_BHQK * kept_BHQ[..., None], lse_BHQ, seen_BHQK, alive_BHQ, sink_BHQ)
+
+
+def _products(q_BHQD: Tensor, k_BHKD: Tensor) -> Tensor:
+    """q . k; keys that are not finite give no gradient, since 0 times NaN would reach queries that do not see them."""
+    if not concrete(k_BHKD) or bool(torch.isfinite(k_BHKD.detach().sum())):
+        return q_BHQD @ k_BHKD.transpose(-1, -2)
+    finite_BHK = torch.isfinite(k_BHKD).all(-1)
+    clean_BHQK = q_BHQD @ k_BHKD.masked_fill(~finite_BHK[..., None], 0.0).transpose(-1, -2)
+    return torch.where(finite_BHK[:, :, None], clean_BHQK, q_BHQD.detach() @ k_BHKD.detach().transpose(-1, -2))
 
 
 def _rows(problem: Problem, wanted: Wanted, dense: _Dense) -> Rows:

@@ -171,9 +171,9 @@ def visible_at(problem: Problem, keys_PBQ: Tensor) -> Tensor:
 def at_keys(tensor: Tensor, j: Tensor, problem: Problem) -> Tensor:
     """The entries of a broadcastable (B, H, Q, K) tensor at key ``j`` (P, B or 1, 1, Q): (P, B, H or 1, Q)."""
     device = problem.q.device
-    b = torch.arange(problem.q.shape[0], device=device).view(1, -1, 1, 1) if tensor.shape[0] > 1 else 0
-    h = torch.arange(problem.q.shape[1], device=device).view(1, 1, -1, 1) if tensor.shape[1] > 1 else 0
-    i = torch.arange(problem.q.shape[2], device=device) if tensor.shape[2] > 1 else 0
+    b = torch.arange(problem.q.shape[0], device=device).view(1, -1, 1, 1) if tensor.shape[0] != 1 else 0
+    h = torch.arange(problem.q.shape[1], device=device).view(1, 1, -1, 1) if tensor.shape[1] != 1 else 0
+    i = torch.arange(problem.q.shape[2], device=device) if tensor.shape[2] != 1 else 0
     if tensor.shape[3] == 1:
         j = torch.zeros_like(j)
     return tensor[b, h, i, j]

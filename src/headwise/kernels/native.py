@@ -58,7 +58,7 @@ def why_not() -> str | None:
 
 
 class Output(NamedTuple):
-    """What a call wrote: z in q's dtype; floats (lse, entropy, max_weight, then sink and distance where there are),
+    """What a call wrote: z in q's dtype; floats (lse, entropy, max_weight, then sink, distance and top where wanted),
     whole numbers (argmax, visible), weights on pairs (P, B, H, Q) and on classes (B, H, Q, C)."""
 
     z: Tensor
@@ -126,13 +126,14 @@ class Rules(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is wanted beside z and the row statistics."""
+    """What is wanted beside z and the row statistics; ``top``: each row's largest score in units of log 2."""
 
     distance: bool = False
     pairs: Tensor | None = None
     pair_lists: tuple[Tensor, Tensor] | None = None
     classes: Tensor | None = None
     n_classes: int = 0
+    top: bool = False
 
 
 def forward(
@@ -166,10 +167,12 @@ def forward(
     if statistics:
         sinks = rules is not None and rules.sinks is not None
         distance = extras is not None and extras.distance
-        floats = torch.empty((3 + sinks + distance, batch, heads, queries), dtype=torch.float32)
+        top = extras is not None and extras.top
+        n = 3 + sinks + distance
+        floats = torch.empty((n + top, batch, heads, queries), dtype=torch.float32)
         whole = torch.empty((2, batch, heads, queries), dtype=torch.int64)
         at, step, counts = floats.data_ptr(), 4 * batch * heads * queries, whole.data_ptr()
-        beside = (at + 3 * step if sinks else 0, at + (3 + sinks) * step if distance else 0)
+        beside = (at + 3 * step if sinks else 0, at + (3 + sinks) * step if distance else 0, at + n * step if top else 0)
         rows = (at, at + step, at + 2 * step, counts, counts + 2 * step, *beside)
     if extras is not None:
         lists = _pair_lists(extras, q, keep)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from headwise.kernels.masks import at_keys, hiding_value, visible_at
 from headwise.kernels.problem import Problem
+from headwise.kernels.tracing import concrete
 
 __all__ = ["pair_scores", "pair_weights"]
 
@@ -28,10 +31,12 @@ def pair_weights(problem: Problem, keys_PBQ: Tensor, total_BHQ: Tensor) -> Tenso
     if problem.k.shape[2] == 0 or 0 in shape:
         return total_BHQ.new_zeros(shape)
     seen = visible_at(problem, keys_PBQ).expand(shape)
+    if concrete(problem.k) and not bool(torch.isfinite(problem.k.detach().sum(dtype=torch.float32))):
+        problem = replace(problem, k=torch.where(torch.isfinite(problem.k), problem.k, 0.0))
     scores = torch.stack([pair_scores(problem, keys_BQ) for keys_BQ in keys_PBQ.unbind(0)])
     # Hidden pairs are taken out before the exponential, so that neither they nor an empty row make NaN.
     logits = torch.where(seen, scores - total_BHQ.masked_fill(torch.isneginf(total_BHQ), 0.0), -torch.inf)
-    return torch.exp(logits)
+    return torch.exp(logits.clamp(max=0.0))  # a large score may round above its row's log-sum-exp
 
 
 def pair_scores(problem: Problem, keys_BQ: Tensor) -> Tensor:

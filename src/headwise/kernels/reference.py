@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headwise.kernels.masks import hiding_value, visible_at, visible_block
 from headwise.kernels.problem import Answer, Problem, Rows, Wanted
+from headwise.kernels.tracing import concrete
 
 __all__ = ["attend", "visible_matrix"]
 
@@ -30,6 +31,7 @@ def attend(problem: Problem, wanted: Wanted | None = None) -> Answer:
     k_BHKD, v_BHKD = repeat_kv(problem, problem.k.double()), repeat_kv(problem, problem.v.double())
     seen_BHQK = visible_matrix(problem)
     alive_BHQ = seen_BHQK.any(-1)
+    k_BHKD = k_BHKD.masked_fill(~seen_BHQK.any(2)[..., None], 0.0)  # a key that nobody sees may hold NaN
 
     scores_BHQK = (problem.scale * q_BHQD) @ k_BHKD.transpose(-1, -2)
     if problem.rule.softcap is not None:
@@ -84,7 +86,7 @@ def visible_matrix(problem: Problem) -> Tensor:
 
 def weighted_sum(pattern_BHQK: Tensor, v_BHKD: Tensor, seen_BHQK: Tensor) -> Tensor:
     """Pattern times V, in which a hidden value counts for nothing, even if it is NaN or infinite."""
-    if torch.isfinite(v_BHKD).all():
+    if not concrete(v_BHKD) or torch.isfinite(v_BHKD).all():
         return pattern_BHQK @ v_BHKD
     columns = [(pattern_BHQK * v_BHKD[:, :, None, :, d]).masked_fill(~seen_BHQK, 0.0) for d in range(v_BHKD.shape[3])]
     return torch.stack([column.sum(-1) for column in columns], dim=-1)

@@ -84,7 +84,8 @@ def choose(problem: Problem, wanted: Wanted | None = None, backend: str | None =
         taken, others = first, f"{first} comes first"
     elif why[backend] is not None:
         raise UnsupportedError(
-            f"backend={backend!r} cannot compute this: {why[backend]}. Leave backend out (it would be {first!r}), or pass another."
+            f"backend={backend!r} cannot compute this: {why[backend]}. Leave backend out (it would be"
+            f" {first!r}), or pass another."
         )
     else:
         taken, others = backend, f"{backend} was asked for"

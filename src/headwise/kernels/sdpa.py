@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from headwise.kernels.problem import Answer, Problem, Wanted
-from headwise.kernels.tracing import concrete, known_true
+from headwise.kernels.tracing import concrete, known_true, own_dtypes
 
 __all__ = ["attend", "refusal"]
 
@@ -40,12 +40,14 @@ def refusal(problem: Problem, wanted: Wanted) -> str | None:
     dense = visible.key_padding is not None or visible.mask is not None
     if visible.key_padding is not None and visible.mask is not None:
         return "it takes one mask, and the problem has key padding and a mask"
+    if visible.mask is not None and not _same_for_all(visible.mask) and not _clean(problem):
+        return "keys or values hold NaN or infinity, and it lets hidden ones through"
     if not _sees_all(problem):
         if not known_true(queries == keys) or not known_true(problem.offset == 0):
             return "its causal mask hangs from the top left corner, and this one does not end there"
         if dense:
             return "it takes a causal flag or a mask, and the problem has both"
-        if concrete(problem.k, problem.v) and not _finite(problem.k, problem.v):
+        if not _clean(problem):
             return "keys or values hold NaN or infinity, and it lets hidden ones through"
     return None
 
@@ -53,6 +55,16 @@ def refusal(problem: Problem, wanted: Wanted) -> str | None:
 def _sees_all(problem: Problem) -> bool:
     """Whether causality hides nothing: the first query stands at the last key or beyond."""
     return not problem.visible.causal or known_true(problem.offset >= problem.k.shape[2] - 1)
+
+
+def _same_for_all(mask: Tensor) -> bool:
+    """Whether all queries and heads of a batch entry see the same keys."""
+    return mask.shape[1] == 1 and mask.shape[2] == 1
+
+
+def _clean(problem: Problem) -> bool:
+    """Whether keys and values are finite, as far as values may be looked at."""
+    return not concrete(problem.k, problem.v) or _finite(problem.k, problem.v)
 
 
 def _finite(*tensors: Tensor) -> bool:
@@ -72,10 +84,10 @@ def attend(problem: Problem, wanted: Wanted) -> Answer:
     mask = visible.mask
     if visible.key_padding is not None:
         mask = visible.key_padding[:, None, None, :]
-    if mask is not None:
+    if mask is not None and _same_for_all(mask):
         k, v = _without_hidden(k, v, mask)
     causal = visible.causal and not _sees_all(problem)
-    with torch.autocast(q.device.type, enabled=False):
+    with own_dtypes(q):
         z = _grouped(q, k, v, mask, causal, scale)
     return Answer(z[..., :d_v] if d_v < width else z)
 
@@ -86,20 +98,20 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
     share = heads // groups
     if share == 1:
         return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-    if not causal and (mask is None or (mask.shape[1] == 1 and mask.shape[2] == 1)):
+    # A symbolic length is not folded: whether the rows can be a view would become a guard on it.
+    foldable = known_true(queries == 1) or concrete(q)
+    if foldable and not causal and (mask is None or _same_for_all(mask)):
         rows = q.reshape(batch, groups, share * queries, width)
         z = scaled_dot_product_attention(rows, k, v, mask, scale=scale)
         return z.reshape(batch, heads, queries, width)
-    parts = []
-    for head in range(share):  # head h reads group h // share: every share-th head meets the groups in order
-        own = mask[:, head::share] if mask is not None and mask.shape[1] > 1 else mask
-        parts.append(scaled_dot_product_attention(q[:, head::share], k, v, own, is_causal=causal, scale=scale))
-    return torch.stack(parts, dim=2).flatten(1, 2)
+    k, v = (torch.repeat_interleave(x, share, dim=1) for x in (k, v))  # small beside queries x keys
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
 def _without_hidden(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values with zeros where no query of the batch entry sees them, so that NaN there cannot matter."""
-    if concrete(k, v, mask) and _finite(k, v):
+    unseen = ~mask[:, 0, 0].expand(k.shape[0], k.shape[2])
+    # Reading the hidden part is cheap; copying all of k and v is what decoding cannot afford.
+    if concrete(k, v, mask) and _finite(k.transpose(1, 2)[unseen], v.transpose(1, 2)[unseen]):
         return k, v
-    unseen = ~mask.any(dim=2).any(dim=1)[:, None, :, None]
-    return k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+    return k.masked_fill(unseen[:, None, :, None], 0.0), v.masked_fill(unseen[:, None, :, None], 0.0)

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from headwise.kernels.masks import visible_counts
 from headwise.kernels.pairs import pair_weights
 from headwise.kernels.problem import Answer, Problem, Rows, Wanted
 from headwise.kernels.tiled_core import Raw
 from headwise.kernels.tiled_function import attend_core
-from headwise.kernels.tracing import concrete
+from headwise.kernels.tracing import concrete, own_dtypes
 
 __all__ = ["Core", "attend", "refusal"]
 
@@ -25,7 +26,9 @@ __all__ = ["Core", "attend", "refusal"]
 class Core(Protocol):
     """One differentiable pass over a problem in its dtype of computation, with plain groups and no sinks."""
 
-    def __call__(self, problem: Problem, *, statistics: bool, distance: bool) -> Raw:
+    def __call__(
+        self, problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None
+    ) -> Raw:
         """Compute the pass."""
 
 
@@ -41,14 +44,13 @@ def attend(problem: Problem, wanted: Wanted, *, core: Core = attend_core) -> Ans
 
     ``core`` makes the one pass; the native kernel passes its own.
     """
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with own_dtypes(problem.q):
         work = _prepared(problem)
-        raw = core(work, statistics=wanted.statistics, distance=wanted.distance)
-        z, kept = raw.z, None
+        raw = core(work, statistics=wanted.statistics, distance=wanted.distance, pairs=wanted.pairs)
+        z = raw.z
         if problem.rule.sinks is not None:
             sinks_1H1 = problem.rule.sinks.to(raw.lse.dtype).view(1, -1, 1)
-            kept = torch.sigmoid(raw.lse - sinks_1H1)
-            z = z * kept[..., None]
+            z = z * torch.sigmoid(raw.lse - sinks_1H1)[..., None]
         rows = _rows(problem, wanted, work, raw) if wanted.statistics else None
     return Answer(z.to(problem.q.dtype), rows)
 
@@ -65,18 +67,18 @@ def _prepared(problem: Problem) -> Problem:
 
 
 def _rows(problem: Problem, wanted: Wanted, work: Problem, raw: Raw) -> Rows:
-    total, sink = raw.lse, None
+    total, sink, max_weight, pairs = raw.lse, None, torch.exp(raw.peak), raw.pairs
     if problem.rule.sinks is not None:
         sinks_1H1 = problem.rule.sinks.to(total.dtype).view(1, -1, 1)
         total = torch.logaddexp(raw.lse, sinks_1H1)
         sink = torch.sigmoid(sinks_1H1 - raw.lse)
+        kept = torch.sigmoid(raw.lse - sinks_1H1)
+        max_weight = max_weight * kept
+        pairs = None if pairs is None else pairs * kept
+    if wanted.pairs is not None and pairs is None:
+        pairs = pair_weights(work, wanted.pairs, total)
     assert raw.entropy is not None
     assert raw.argmax is not None
-    if raw.lse.requires_grad:
-        # The largest weight as the weight of a pair: differentiable without keeping any block.
-        max_weight = pair_weights(work, raw.argmax[None], total)[0]
-    else:
-        max_weight = torch.exp(raw.max_score - total.masked_fill(torch.isneginf(total), 0.0))
     return Rows(
         lse=raw.lse,
         entropy=raw.entropy,
@@ -85,5 +87,5 @@ def _rows(problem: Problem, wanted: Wanted, work: Problem, raw: Raw) -> Rows:
         visible=visible_counts(problem).expand(raw.lse.shape),
         sink=sink,
         distance=raw.distance,
-        pairs=None if wanted.pairs is None else pair_weights(work, wanted.pairs, total),
+        pairs=pairs,
     )

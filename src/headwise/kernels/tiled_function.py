@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from headwise.kernels.problem import Predicate, Problem, ScoreRule, Visible
+from headwise.kernels.problem import Problem
 from headwise.kernels.tiled_backward import RowGradients, backward
 from headwise.kernels.tiled_core import Raw, forward
+from headwise.kernels.tiled_op import attend_traced
+from headwise.kernels.tiled_spec import OUTPUTS, Spec
 
-__all__ = ["Spec", "attend_core"]
-
-#: Tensors of a problem in the order in which the functions below take them.
-_TENSORS = ("q", "k", "v", "bias", "additive_mask", "key_padding", "mask")
-_OUTPUTS = ("z", "lse", "entropy", "distance", "max_score", "argmax")
+__all__ = ["attend_core"]
 
 
-@dataclass(frozen=True)
-class Spec:
-    """All of a problem that is no tensor, and what is wanted."""
-
-    causal: bool
-    window: int | None
-    offset: int
-    predicate: Predicate | None
-    scale: float
-    softcap: float | None
-    statistics: bool
-    distance: bool
-
-    def problem(self, *tensors: Tensor | None) -> Problem:
-        """The problem that these tensors and this spec make."""
-        q, k, v, bias, additive_mask, key_padding, mask = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        visible = Visible(self.causal, self.window, self.offset, key_padding, mask, self.predicate)
-        return Problem(q, k, v, visible, ScoreRule(self.scale, self.softcap, bias, None, additive_mask))
-
-
-def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
+def attend_core(problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None) -> Raw:
     """One pass over a problem in its dtype of computation, with plain groups and no sinks; differentiable.
 
-    Gradients flow from z, lse, entropy and distance to q, k, v and the added terms. They cannot be
-    differentiated a second time.
+    Gradients flow from z, lse, entropy, distance and peak to q, k, v and the added terms. They cannot
+    be differentiated a second time. ``Raw.pairs`` is None where gradients or tracing are in the way: the
+    weights then follow from lse.
     """
     visible, rule = problem.visible, problem.rule
     spec = Spec(
@@ -60,31 +37,41 @@ def attend_core(problem: Problem, *, statistics: bool, distance: bool) -> Raw:
         distance,
     )
     tensors = (problem.q, problem.k, problem.v, rule.bias, rule.additive_mask, visible.key_padding, visible.mask)
-    outputs = dict(zip(_OUTPUTS, _apply(_Forward, spec, *tensors), strict=True))
-    return Raw(**outputs)
+    if torch.compiler.is_compiling() or problem.q.is_meta or isinstance(problem.q, FakeTensor):
+        return attend_traced(spec, *tensors)
+    if not _differentiated(tensors):
+        return forward(problem, statistics=statistics, distance=distance, pairs=pairs)
+    return spec.raw(*_apply(_Forward, spec, *tensors))
+
+
+def _differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether autograd or a transform of ``torch.func`` looks on."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(spec: Spec, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         raw = forward(spec.problem(*tensors), statistics=spec.statistics, distance=spec.distance)
-        return tuple(getattr(raw, name) for name in _OUTPUTS)
+        return tuple(getattr(raw, name) for name in OUTPUTS)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
         spec, *tensors = inputs
         ctx.spec = spec
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output[4:] if x is not None))
-        ctx.save_for_backward(*tensors, *output[:4])
+        ctx.mark_non_differentiable(*(x for x in output[5:] if x is not None))
+        ctx.save_for_backward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
-        if all(gradient is None for gradient in gradients[:4]):
+        if all(gradient is None for gradient in gradients[:5]):
             return (None,) * 8
         needs = tuple(ctx.needs_input_grad[1:6])
-        found = _apply(_Backward, ctx.spec, needs, *saved, *gradients[:4])
+        found = _apply(_Backward, ctx.spec, needs, *saved, *gradients[:5])
         return (None, *found, None, None)
 
     @staticmethod
@@ -99,11 +86,8 @@ class _Forward(torch.autograd.Function):
 class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(spec: Spec, needs: tuple[bool, ...], *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        z, lse, entropy, distance, dz, dlse, dentropy, ddistance = tensors[7:]
-        assert z is not None
-        assert lse is not None
-        raw = Raw(z, lse, lse, entropy, None, distance)
-        return backward(spec.problem(*tensors[:7]), raw, RowGradients(dz, dlse, dentropy, ddistance), needs)
+        raw = spec.raw(*tensors[7:14])
+        return backward(spec.problem(*tensors[:7]), raw, RowGradients(*tensors[14:]), needs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:

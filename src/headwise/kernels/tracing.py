@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["concrete", "known_true"]
+__all__ = ["concrete", "known_true", "own_dtypes"]
 
 
 def concrete(*tensors: Tensor | None) -> bool:
@@ -28,3 +30,8 @@ def known_true(condition: bool | torch.SymBool) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
+
+
+def own_dtypes(tensor: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off on the tensor's device: the backends choose the dtypes of their products themselves."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)

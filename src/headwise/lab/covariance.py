@@ -50,6 +50,7 @@ class RemovalCost:
         self.covariance = flat.T @ flat / rows
         self.W_O = W_O.double()
         self.repaired = repaired
+        self._known: dict[frozenset[int], float] = {}
         self.energy = float(torch.einsum("ij,ie,je->", self.covariance, self.W_O, self.W_O))
 
     def _columns(self, heads: Iterable[int]) -> Tensor:
@@ -60,7 +61,12 @@ class RemovalCost:
 
     def __call__(self, removed: Iterable[int]) -> float:
         """Share of the variance of the layer's output that is lost without ``removed``, >= 0."""
-        gone = set(removed)
+        gone = frozenset(removed)
+        if gone not in self._known:
+            self._known[gone] = self._cost(gone)
+        return self._known[gone]
+
+    def _cost(self, gone: frozenset[int]) -> float:
         out = self._columns(gone)
         if not len(out):
             return 0.0

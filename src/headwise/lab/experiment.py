@@ -18,11 +18,12 @@ __all__ = ["Experiment", "Findings"]
 
 @dataclass
 class Findings:
-    """What ``measure`` hands back: quantities by name, the figure's data, and the numbers in words."""
+    """What ``measure`` hands back: quantities by name, figure data, the numbers in words and in short."""
 
     quantities: dict[str, Quantity] = field(default_factory=dict)
     series: dict[str, Any] = field(default_factory=dict)
     finding: str = ""
+    headline: str = ""
 
     def add(self, name: str, values: Sequence[float] | float, unit: str = "", meaning: str = "") -> Quantity:
         """Record a quantity; one value, or one per seed."""

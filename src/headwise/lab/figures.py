@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +12,7 @@ from headwise.lab.experiment import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
     "PURPLE",
     "RED",
     "SKY",
-    "YELLOW",
+    "number_axis",
     "panels",
     "require_matplotlib",
     "save_figure",
@@ -64,6 +65,12 @@ def panels(figure: Figure, columns: int, *, height: float = 3.1) -> list[Axes]:
     figure.set_size_inches(8.6, height)
     figure.set_layout_engine("constrained")
     return list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def number_axis(axis: Axis, values: Sequence[float]) -> None:
+    """Ticks at ``values``, written as plain numbers, on a logarithmic axis."""
+    axis.set_ticks(list(values), [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def require_matplotlib() -> None:

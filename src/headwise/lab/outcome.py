@@ -41,7 +41,8 @@ class Outcome:
         quantities: what was measured, by name.
         stated: the checks of the claim as stated.
         conditioned: the checks under the condition.
-        finding: one or two sentences with the numbers.
+        headline: the number that decides, in a few words.
+        finding: the numbers in sentences.
         series: what the figure is drawn from.
         seconds: how long it took.
     """
@@ -53,6 +54,7 @@ class Outcome:
     quantities: Mapping[str, Quantity]
     stated: tuple[Check, ...]
     conditioned: tuple[Check, ...]
+    headline: str
     finding: str
     series: Mapping[str, Any]
     seconds: float
@@ -64,6 +66,7 @@ class Outcome:
             "seed": self.seed,
             "size": self.size,
             "verdict": self.verdict.value,
+            "headline": self.headline,
             "finding": self.finding,
             "quantities": {
                 name: {
@@ -101,6 +104,7 @@ class Outcome:
                 quantities=quantities,
                 stated=tuple(map(_check_from_dict, data["stated"])),
                 conditioned=tuple(map(_check_from_dict, data["conditioned"])),
+                headline=data["headline"],
                 finding=data["finding"],
                 series=data["series"],
                 seconds=data["seconds"],

@@ -33,8 +33,9 @@ _INTRODUCTION: Final = """\
 
 Each claim below is an experiment that can come out either way. A rule with thresholds, written down before the run,
 turns what was measured into one of three verdicts: **holds**, **holds under a condition** (which is named), **does not
-hold as stated**. Numbers are means over seeds, with the standard deviation over seeds behind ±. Run them with
-`headwise lab`, or one with `headwise lab NAME`; both take `--seed`.
+hold as stated**. Where a rule was changed after a first look at results, its section says so. Numbers are means over
+seeds, with the standard deviation over seeds behind ±. Run them with `headwise lab`, or one with `headwise lab NAME`;
+both take `--seed`.
 
 Symbols: n positions, d_model the width of the residual stream, h heads, d_k and d_v the widths of a head's queries and
 keys and of its values, W_Q, W_K, W_V, W_O the projections, z what a head reads (its weights times its values).
@@ -123,7 +124,7 @@ def page_text(outcomes: Sequence[Outcome], facts: dict[str, Any]) -> str:
     lines = [_INTRODUCTION, "| claim | verdict | what we measured |", "|---|---|---|"]
     for outcome in outcomes:
         entry = find(outcome.name)
-        lines.append(f"| [{entry.title}](#{outcome.name}) | {_verdict(outcome)} | {_headline(outcome)} |")
+        lines.append(f"| [{entry.title}](#{outcome.name}) | {_verdict(outcome)} | {outcome.headline} |")
     lines += [*(_section(number, outcome) for number, outcome in enumerate(outcomes, 1)), _footer(outcomes, facts)]
     return "\n".join(lines)
 
@@ -134,15 +135,6 @@ def _verdict(outcome: Outcome) -> str:
     if outcome.verdict is Verdict.CONDITION:
         words += f": {definition(outcome.name).rule.condition}"
     return words
-
-
-def _headline(outcome: Outcome) -> str:
-    """The number that decided: the first broken threshold, or the first one kept."""
-    checks = [*outcome.stated, *outcome.conditioned]
-    if outcome.verdict is not Verdict.HOLDS:
-        checks = [check for check in checks if not check.kept] or checks
-    quantity = outcome.quantities[checks[0].threshold.quantity]
-    return f"{quantity.meaning}: {quantity.text()}"
 
 
 def _section(number: int, outcome: Outcome) -> str:
@@ -161,7 +153,7 @@ def _section(number: int, outcome: Outcome) -> str:
         parts.append("\n".join(f"- *{term}*: {meaning}." for term, meaning in experiment.terms.items()) + "\n")
     if experiment.changed:
         parts.append(f"**Changed after a first look.** {experiment.changed}\n")
-    parts += [_rule(outcome, experiment.rule), _numbers(outcome), _literature(outcome, experiment)]
+    parts += [_rule(outcome), _numbers(outcome), _literature(outcome, experiment)]
     return "\n".join(part for part in parts if part)
 
 
@@ -169,20 +161,17 @@ def _condition(outcome: Outcome, rule: Rule) -> str:
     return f", namely that {rule.condition}." if outcome.verdict is Verdict.CONDITION else "."
 
 
-def _rule(outcome: Outcome, rule: Rule) -> str:
+def _rule(outcome: Outcome) -> str:
     """The rule with what came out."""
-    lines = ["**The rule, fixed before the run.**", "", "| | threshold | measured | kept |", "|---|---|---|---|"]
+    lines = ["**The rule.**", "", "| | threshold | measured | kept |", "|---|---|---|---|"]
     lines += [_row(check) for check in (*outcome.conditioned, *outcome.stated)]
     every, some = len(outcome.stated) + len(outcome.conditioned), len(outcome.conditioned)
+    whole = "both" if every == 2 else f"all {every}"
     if some:
-        lines.append(
-            f"\nHolds if all {every} are kept; under the condition that {rule.condition} if the first {some} are;"
-            " otherwise not.\n"
-        )
+        part = "the first is" if some == 1 else f"the first {some} are"
+        lines.append(f"\nThe claim holds if {whole} are kept, and under the condition if only {part}.\n")
     else:
-        lines.append(
-            "\nHolds if all are kept, otherwise not.\n" if every > 1 else "\nHolds if it is kept, otherwise not.\n"
-        )
+        lines.append(f"\nThe claim holds if {whole} are kept.\n" if every > 1 else "\nThe claim holds if it is kept.\n")
     return "\n".join(lines)
 
 

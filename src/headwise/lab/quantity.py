@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,11 +48,16 @@ class Quantity:
         mean = self.mean
         return math.sqrt(math.fsum((value - mean) ** 2 for value in self.values) / len(self.values))
 
-    def over(self, which: Literal["mean", "min", "max"]) -> float:
-        """Mean, smallest or largest value; NaN if any value is NaN."""
+    def over(self, which: Literal["mean", "median", "min", "max"]) -> float:
+        """Mean, median, smallest or largest value; NaN if any value is NaN."""
         if any(math.isnan(value) for value in self.values):
             return math.nan
-        return {"mean": self.mean, "min": min(self.values), "max": max(self.values)}[which]
+        return {
+            "mean": self.mean,
+            "median": statistics.median(self.values),
+            "min": min(self.values),
+            "max": max(self.values),
+        }[which]
 
     def text(self) -> str:
         """The number as people read it: mean, spread and unit.
@@ -60,7 +66,7 @@ class Quantity:
             >>> Quantity("x", (0.25, 0.35), "nats").text()
             '0.3 ± 0.05 nats'
         """
-        number = f"{self.mean:.3g}"
+        number = f"{self.mean:,.0f}" if abs(self.mean) >= 1000 else f"{self.mean:.3g}"
         if len(self.values) > 1:
             number += f" ± {self.spread:.2g}"
         return f"{number} {self.unit}".rstrip()

@@ -13,11 +13,11 @@ from headwise.lab.quantity import Quantity
 
 __all__ = ["Check", "Rule", "Threshold", "Verdict"]
 
-Over = Literal["mean", "min", "max"]
+Over = Literal["mean", "median", "min", "max"]
 Comparison = Literal[">=", "<="]
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {">=": operator.ge, "<=": operator.le}
-_OVER: Final[dict[str, str]] = {"mean": "mean", "min": "smallest", "max": "largest"}
+_OVER: Final[dict[str, str]] = {"mean": "mean", "median": "median", "min": "smallest", "max": "largest"}
 
 
 class Verdict(Enum):
@@ -34,7 +34,7 @@ class Threshold:
 
     Attributes:
         quantity: name of the quantity.
-        over: which of its values counts: the mean over seeds, the smallest or the largest.
+        over: which of its values counts: the mean over seeds, the median, the smallest or the largest.
         comparison: ``">="`` or ``"<="``.
         bound: the number, in the quantity's unit.
         says: what it means when the bound is kept, as a sentence without a full stop.

@@ -69,6 +69,7 @@ def judge(chosen: Experiment, *, seed: int, size: str) -> Outcome:
         quantities=found.quantities,
         stated=stated,
         conditioned=conditioned,
+        headline=found.headline,
         finding=found.finding,
         series=found.series,
         seconds=seconds,

@@ -21,7 +21,7 @@ class SiteMoments:
     """The moments of all measures of one site, for token rows and for special-token rows."""
 
     def __init__(self, heads: int, measures: tuple[str, ...]) -> None:
-        self._heads = heads
+        self.heads = heads
         self._at = {name: index for index, name in enumerate(measures)}
         self._moments: dict[RowClass, Moments] = {name: Moments.empty(heads * len(measures)) for name in _CLASSES}
 
@@ -35,17 +35,26 @@ class SiteMoments:
         """
         if not bool(counted.any()):
             return
-        count, mean, m2 = (np.zeros((len(self._at), self._heads)) for _ in range(3))
+        count, mean, m2 = (np.zeros((len(self._at), self.heads)) for _ in range(3))
         for name, (value, has) in values.items():
             at = self._at[name]
             count[at], mean[at], m2[at] = _reduce(value, counted if has is None else counted & has)
         call = Moments(count.ravel(), mean.ravel(), m2.ravel())
         self._moments[row_class] = self._moments[row_class].merge(call)
 
+    def set(self, measure: str, value: Tensor) -> None:
+        """One number per head (H,), not a mean over rows: counted once; NaN is missing."""
+        numbers = value.detach().double().cpu().numpy()
+        at = slice(self._at[measure] * self.heads, (self._at[measure] + 1) * self.heads)
+        old = self._moments["token"]
+        count, mean, m2 = (np.array(part, np.float64) for part in (old.count, old.mean, old.m2))
+        count[at], mean[at], m2[at] = ~np.isnan(numbers), numbers, 0.0
+        self._moments["token"] = Moments(count, mean, m2)
+
     def of(self, measure: str, row_class: RowClass) -> Moments:
         """The moments of one measure over heads."""
-        start = self._at[measure] * self._heads
-        return self._moments[row_class].take(np.arange(start, start + self._heads))
+        start = self._at[measure] * self.heads
+        return self._moments[row_class].take(np.arange(start, start + self.heads))
 
     def any_rows(self, measure: str) -> bool:
         """Whether any row of either class had a value."""

@@ -1,112 +1,218 @@
-"""What a head looks at, and how much it writes: measured from row statistics, never n x n.
-
-The observer asks the kernels for each call's row statistics and for the weight on a few chosen
-keys per query, turns them into one number per row, and folds the rows of real tokens (and, apart,
-of special tokens) into moments per head.
-"""
+"""What a head looks at, and how much it writes: one number per query row, never n x n."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from headwise.data import Batch
-from headwise.heads import RowClass
-from headwise.kernels import Problem, Rows, Wanted, visible_at
+from headwise.heads import MeasureInfo
+from headwise.kernels import Problem, Wanted, visible_at
 from headwise.layout import Site
-from headwise.measures.definitions import PATTERN_MEASURES
-from headwise.measures.moments import SiteMoments
-from headwise.measures.output import ResultNorm
-from headwise.models import AttentionCall
-from headwise.trace import SPECIAL, TOKEN, row_kinds, row_offset
+from headwise.measures.measure import Look, RowMeasure, RowValues
+from headwise.trace import row_offset
 
-__all__ = ["PatternObserver"]
+__all__ = [
+    "PATTERN",
+    "PATTERN_MEASURES",
+    "Distance",
+    "Entropy",
+    "MaxWeight",
+    "NormalizedEntropy",
+    "ResultNorm",
+    "WeightOn",
+    "ZNorm",
+]
 
-_SELF_TARGETS: Final = ("previous_weight", "next_weight", "own_weight", "first_weight")
-_CROSS_TARGETS: Final = ("first_weight",)
+_CLARK: Final = "Clark et al. 2019, What Does BERT Look At?, section 3"
 _POSITIONS_DIFFER: Final = "cross-attention: query and key positions belong to different sequences"
-_KINDS: Final[tuple[tuple[RowClass, int], ...]] = (("token", TOKEN), ("special", SPECIAL))
-_NEVER_SEEN: Final = "no row may see this key"
 
 
-class PatternObserver:
-    """Collects every measure of :data:`~headwise.measures.PATTERN_MEASURES` for every head.
+@dataclass(frozen=True, kw_only=True)
+class Entropy(RowMeasure):
+    """Shannon entropy of each row, nats."""
 
-    Use it with :func:`headwise.trace.run`, or through :func:`headwise.scan`.
+    name: str = "entropy"
+    unit: str = "nats"
+    low: float | None = 0.0
+    description: str = "Entropy of a row of the pattern over its visible keys; renormalised where a sink takes mass."
+    source: str = "Clark et al. 2019, section 3.3"
+
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) nats."""
+        return look.rows.entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizedEntropy(RowMeasure):
+    """Entropy over that of a uniform row."""
+
+    name: str = "normalized_entropy"
+    unit: str = "share"
+    low: float | None = 0.0
+    high: float | None = 1.0
+    description: str = "Entropy divided by log(number of visible keys); 1 is uniform. Rows with one key are left out."
+    source: str = "Vig and Belinkov 2019, Analyzing the Structure of Attention, section 4"
+
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) shares; rows that see one key have none."""
+        rows = look.rows
+        log_visible = rows.visible.clamp(min=2).to(rows.entropy.dtype).log()
+        return rows.entropy / log_visible, rows.visible > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxWeight(RowMeasure):
+    """The largest weight of each row."""
+
+    name: str = "max_weight"
+    unit: str = "weight"
+    low: float | None = 0.0
+    high: float | None = 1.0
+    description: str = "Largest weight of a row."
+    source: str = "Voita et al. 2019, Analyzing Multi-Head Self-Attention, section 4 (confidence)"
+
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) weights."""
+        return look.rows.max_weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOn(RowMeasure):
+    """The weight on one key per query: at a fixed offset, or the first real key of the sequence.
+
+    Attributes:
+        offset: position of the key minus that of the query; None for the first real key.
     """
 
-    def __init__(self) -> None:
-        self.sites: dict[Site, SiteMoments] = {}
-        self.absent: dict[str, dict[Site, str]] = {name: {} for name in PATTERN_MEASURES}
-        self._norm = ResultNorm()
+    unit: str = "weight"
+    low: float | None = 0.0
+    high: float | None = 1.0
+    offset: int | None = None
 
-    def want(self, site: Site, problem: Problem, batch: Batch | None) -> Wanted:  # noqa: ARG002
-        """Row statistics of every call; distance and neighbours where positions are comparable."""
-        return Wanted(rows=True, distance=site.key.kind == "self", pairs=_targets(site, problem))
+    def applies(self, site: Site) -> str | None:
+        """Offsets mean nothing where queries and keys are positions of different sequences."""
+        return _POSITIONS_DIFFER if self.offset is not None and site.key.kind == "cross" else None
 
-    def see(self, call: AttentionCall, batch: Batch | None) -> None:
-        """Fold one call's rows into the moments of its heads."""
-        rows = call.answer.rows
-        if rows is None:
-            raise AssertionError("the kernels returned no row statistics although they were asked for")
-        kinds = row_kinds(call.site, call.problem, batch)
-        values = dict(_row_values(call.problem, rows, call.site))
-        values["z_norm"] = (call.z.float().norm(dim=-1), None)
-        result = self._norm.of(call)
-        if isinstance(result, str):
-            self.absent["result_norm"][call.site] = result
-        else:
-            values["result_norm"] = (result, None)
-        if call.site.key.kind == "cross":
-            for name in ("distance", "previous_weight", "next_weight", "own_weight"):
-                self.absent[name][call.site] = _POSITIONS_DIFFER
-        moments = self.sites.setdefault(call.site, SiteMoments(call.problem.q.shape[1], tuple(PATTERN_MEASURES)))
-        sees = rows.visible.expand(call.z.shape[:3]) > 0
-        for row_class, kind in _KINDS:
-            counted = sees & (kinds == kind)[:, None, :]
-            moments.add(row_class, values, counted)
+    def wants(self, site: Site, problem: Problem) -> Wanted:  # noqa: ARG002
+        """The weight on the named keys."""
+        target = first_key(problem) if self.offset is None else at_offset(problem, self.offset)
+        return Wanted(rows=True, pairs=target[None])
 
-    def finish(self) -> None:
-        """Give a reason for every measure that no row of a site had a value for."""
-        for site, moments in self.sites.items():
-            for name in PATTERN_MEASURES:
-                if site not in self.absent[name] and not moments.any_rows(name):
-                    self.absent[name][site] = _NEVER_SEEN
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) weights; rows that may not see the key have none."""
+        assert look.pairs is not None
+        assert look.targets is not None
+        return look.pairs[0], visible_at(look.problem, look.targets)[0]
 
 
-def _targets(site: Site, problem: Problem) -> Tensor:
-    """Key positions (P, B or 1, Q) that the named weights of a site are about; -1 for none."""
-    keys, device = problem.k.shape[2], problem.q.device
+@dataclass(frozen=True, kw_only=True)
+class Distance(RowMeasure):
+    """Mean attended distance of each row."""
+
+    name: str = "distance"
+    unit: str = "tokens"
+    low: float | None = 0.0
+    description: str = "Mean attended distance of a row: the sum over keys of weight times |query - key position|."
+    source: str = "Vig and Belinkov 2019, section 4 (equation 3)"
+
+    def applies(self, site: Site) -> str | None:
+        """Not for cross-attention."""
+        return _POSITIONS_DIFFER if site.key.kind == "cross" else None
+
+    def wants(self, site: Site, problem: Problem) -> Wanted:  # noqa: ARG002
+        """The distance."""
+        return Wanted(rows=True, distance=True)
+
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) tokens."""
+        assert look.rows.distance is not None
+        return look.rows.distance
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZNorm(RowMeasure):
+    """Size of what a head puts out."""
+
+    name: str = "z_norm"
+    unit: str = "L2 norm"
+    low: float | None = 0.0
+    description: str = "Euclidean norm of the head's output z = pattern V, of width d_v."
+    source: str = "Kobayashi et al. 2020, Attention is Not Only a Weight, section 2"
+
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) norms."""
+        norms: Tensor = look.call.z.float().norm(dim=-1)
+        return norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultNorm(RowMeasure):
+    """Size of what a head writes into the residual stream, without building the term.
+
+    ``|z W_O|`` equals ``|z L|`` where ``W_O = L Q`` with orthonormal rows in Q, so one d_v x d_v product per row
+    replaces one of d_v x d_model (9 times less work in SmolLM2).
+    """
+
+    name: str = "result_norm"
+    unit: str = "L2 norm"
+    low: float | None = 0.0
+    description: str = "Euclidean norm of z W_O of the head: its term in the residual stream, of width d_model."
+    source: str = "Kobayashi et al. 2020, section 2.2 (equation 3)"
+
+    def __call__(self, look: Look) -> RowValues:
+        """(B, H, Q) norms, or why the output projection is not known."""
+        factor = look.weights.output_factor
+        if isinstance(factor, str):
+            return factor
+        z_BHQD = look.call.z.float()
+        norms: Tensor = torch.einsum("bhqd,hdr->bhqr", z_BHQD, factor.to(z_BHQD.device)).norm(dim=-1)
+        return norms
+
+
+def first_key(problem: Problem) -> Tensor:
+    """The position of the first real key of each sequence, for every query: (B or 1, Q); -1 where all is padding."""
+    keys, queries, device = problem.k.shape[2], problem.q.shape[2], problem.q.device
     padding = problem.visible.key_padding
     if padding is None:
         first = torch.zeros(1, dtype=torch.int64, device=device)
     else:
         real = padding[:, :keys].to(device)
         first = torch.where(real.any(-1), real.int().argmax(-1), -1)
-    own = torch.arange(problem.q.shape[2], device=device) + row_offset(problem)
-    first_BQ = first[:, None].expand(-1, own.shape[0])
-    if site.key.kind == "cross":
-        return first_BQ[None]
-    around = [torch.where((at >= 0) & (at < keys), at, -1).expand_as(first_BQ) for at in (own - 1, own + 1, own)]
-    return torch.stack([*around, first_BQ])
+    return first[:, None].expand(-1, queries)
 
 
-def _row_values(problem: Problem, rows: Rows, site: Site) -> list[tuple[str, tuple[Tensor, Tensor | None]]]:
-    """Each measure's value per row (B, H, Q), with the rows that have one (None: all)."""
-    several = rows.visible > 1
-    log_visible = rows.visible.clamp(min=2).to(rows.entropy.dtype).log()
-    values: list[tuple[str, tuple[Tensor, Tensor | None]]] = [
-        ("entropy", (rows.entropy, None)),
-        ("normalized_entropy", (rows.entropy / log_visible, several)),
-        ("max_weight", (rows.max_weight, None)),
-    ]
-    if rows.distance is not None:
-        values.append(("distance", (rows.distance, None)))
-    if rows.pairs is not None:
-        targets = _targets(site, problem)
-        seen = visible_at(problem, targets)
-        names = _CROSS_TARGETS if site.key.kind == "cross" else _SELF_TARGETS
-        values.extend((name, (rows.pairs[at], seen[at])) for at, name in enumerate(names))
-    return values
+def at_offset(problem: Problem, offset: int) -> Tensor:
+    """The key ``offset`` positions after each query: (1, Q); -1 outside the sequence."""
+    at = torch.arange(problem.q.shape[2], device=problem.q.device) + row_offset(problem) + offset
+    return torch.where((at >= 0) & (at < problem.k.shape[2]), at, -1)[None]
+
+
+def _weight_on(name: str, where: str, offset: int | None, source: str = _CLARK) -> WeightOn:
+    return WeightOn(
+        name=name, offset=offset, description=f"Weight on {where}, over rows that can see it.", source=source
+    )
+
+
+#: The measures that a scan takes by default.
+PATTERN: Final[tuple[RowMeasure, ...]] = (
+    Entropy(),
+    NormalizedEntropy(),
+    MaxWeight(),
+    _weight_on("previous_weight", "the key one position before the query", -1),
+    _weight_on("next_weight", "the key one position after the query", 1),
+    _weight_on("own_weight", "the query's own position", 0),
+    _weight_on(
+        "first_weight",
+        "the first real key of the sequence",
+        None,
+        "Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks, section 3",
+    ),
+    Distance(),
+    ZNorm(),
+    ResultNorm(),
+)
+
+PATTERN_MEASURES: Final[dict[str, MeasureInfo]] = {measure.name: measure.info for measure in PATTERN}

@@ -9,8 +9,7 @@ import numpy as np
 from headwise.errors import MeasureError
 from headwise.heads import HeadTable, Moments, RowClass
 from headwise.layout import HeadLayout, SiteKey
-from headwise.measures.definitions import PATTERN_MEASURES
-from headwise.measures.pattern import PatternObserver
+from headwise.measures.observing import MeasureObserver
 
 __all__ = ["table_of"]
 
@@ -19,7 +18,7 @@ _CLASSES: tuple[RowClass, ...] = ("token", "special")
 
 def table_of(
     layout: HeadLayout,
-    observer: PatternObserver,
+    observer: MeasureObserver,
     *,
     model: str | None = None,
     weight_hash: str | None = None,
@@ -36,7 +35,7 @@ def table_of(
     Raises:
         MeasureError: no attention call was seen at all, or a site of the layout was never called.
     """
-    observer.finish()
+    lacking = observer.finish()
     if not observer.sites:
         raise MeasureError("no attention was computed while headwise looked on; run the model on at least one passage")
     seen = {site.key: moments for site, moments in observer.sites.items()}
@@ -44,20 +43,19 @@ def table_of(
     if silent:
         raise MeasureError(
             f"{len(silent)} of {len(layout.sites)} attention sites were never called, the first is {silent[0]}; the "
-            "inputs do not reach them (a decoder needs decoder_input_ids, a vision tower needs pixel_values): give inputs "
-            "that do"
+            "inputs do not reach them (a decoder needs decoder_input_ids, a vision tower needs pixel_values): give "
+            "inputs that do"
         )
     values: dict[tuple[str, RowClass], Moments] = {}
-    for name in PATTERN_MEASURES:
+    infos = {measure.name: measure.info for measure in observer.measures}
+    for name in infos:
         for row_class in _CLASSES:
             parts_of = [seen[site.key].of(name, row_class) for site in layout.sites]
             values[name, row_class] = _joined(parts_of)
     absent: dict[str, dict[SiteKey, str]] = {
-        name: {site.key: reason for site, reason in sites.items()} for name, sites in observer.absent.items() if sites
+        name: {site.key: reason for site, reason in sites.items()} for name, sites in lacking.items() if sites
     }
-    return HeadTable.build(
-        layout, PATTERN_MEASURES, values, absent=absent, model=model, weight_hash=weight_hash, parts=parts
-    )
+    return HeadTable.build(layout, infos, values, absent=absent, model=model, weight_hash=weight_hash, parts=parts)
 
 
 def _joined(parts: Sequence[Moments]) -> Moments:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.layout import Block, HeadLayout, Projection, Site, SiteKey
+from headwise.models.cut_modules import HeadCut, cut_of
+from headwise.models.direct import DirectAttention, find_direct, outputs_differ, slow_path
 from headwise.models.examples import candidates, padded
 from headwise.models.families import check_counts, check_groups, find_projections, is_cross, stack_of
 from headwise.models.interface import alone
@@ -19,7 +21,7 @@ from headwise.models.masks import CompactMaskError
 from headwise.models.probe import Probe, Record, run_model, tensors_of
 from headwise.models.restore import eager, unchanged
 from headwise.models.standin import MaskMode
-from headwise.models.static import attention_elsewhere, attention_on_seam, refuse_without_attention
+from headwise.models.static import attention_elsewhere, attention_on_seam, refuse_every, refuse_without_attention
 
 __all__ = ["MODEL_FAILURES", "probe_model"]
 
@@ -40,18 +42,43 @@ MODEL_FAILURES: Final = (
 
 def probe_model(root: nn.Module, example: Mapping[str, Any] | None) -> Discovered:
     """Find the heads of ``root``; see :func:`~headwise.models.discover`."""
-    refuse_without_attention(root)
     check_groups(root)
+    if example is None:
+        refuse_without_attention(root)
     tries = [dict(example)] if example is not None else candidates(root)
     with unchanged(root), alone(root.modules()):
         inputs, plain = _plain(root, tries, given=example is not None)
-        probe, masks, why = _probe_masks(root, inputs, plain)
+        plain, fast = _slow(root, inputs, plain)
+        direct = find_direct(root, inputs, attention_on_seam(root))
+        if not attention_on_seam(root) and not direct.axes:
+            refuse_every(root, direct.refused)
+        probe, masks, why = _probe_masks(root, inputs, plain, direct)
         differs = _eager_differs(root, inputs, plain)
-        own_output = probe.returned_weights and not _same_without_weights(root, inputs, plain, masks)
-    facts = _facts(root, masks, why, own_output, differs)
-    layout = _layout(root, probe, facts)
+        own_output = probe.returned_weights and not _same_without_weights(root, inputs, plain, masks, direct)
+    facts = (*_facts(root, masks, why, own_output, differs), *direct.facts, *fast)
+    layout = _layout(root, probe, facts, direct)
     attention = {path: root.get_submodule(path) for path in probe.paths}
-    return Discovered(layout, attention, masks, own_output)
+    axes = {path: direct.axes[path] for path in probe.paths if path in direct.axes}
+    return Discovered(layout, attention, masks, own_output, axes)
+
+
+def _slow(
+    root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]
+) -> tuple[list[Tensor], tuple[tuple[str, str], ...]]:
+    """What the model gives without torch's fused fast path, and a fact where that is something else."""
+    with slow_path(root) as changed:
+        if not changed:
+            return plain, ()
+        slow = tensors_of(run_model(root, inputs))
+    if not outputs_differ(plain, slow):
+        return slow, ()
+    return slow, (
+        (
+            "fast path",
+            "torch's fused path of nn.MultiheadAttention is off while headwise looks on; it gives zeros at padding "
+            "where the path in steps gives numbers that nothing should read",
+        ),
+    )
 
 
 def _plain(root: nn.Module, tries: list[dict[str, Any]], *, given: bool) -> tuple[dict[str, Any], list[Tensor]]:
@@ -75,10 +102,12 @@ def _shape(value: Any) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _probe_masks(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]) -> tuple[Probe, MaskMode, str]:
+def _probe_masks(
+    root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], direct: DirectAttention
+) -> tuple[Probe, MaskMode, str]:
     """Probe with compact masks, and where the model computes with its masks or gives other numbers, with whole ones."""
     try:
-        return _probe(root, inputs, plain, "compact"), "compact", ""
+        return _probe(root, inputs, plain, "compact", direct), "compact", ""
     except CompactMaskError as refusal:
         why = refusal.what
     except _DiffersError as difference:
@@ -86,7 +115,7 @@ def _probe_masks(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor]
     except MODEL_FAILURES as failure:
         why = f"{type(failure).__name__}: {failure}"
     try:
-        return _probe(root, inputs, plain, "dense"), "dense", why
+        return _probe(root, inputs, plain, "dense", direct), "dense", why
     except _DiffersError as difference:
         if difference.refusal is not None:
             raise difference.refusal from None
@@ -111,8 +140,15 @@ class _DiffersError(Exception):
         self.refusal = refusal
 
 
-def _probe(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode) -> Probe:
-    probe = Probe(root, attention_on_seam(root))
+def _new_probe(root: nn.Module, direct: DirectAttention, *, keep_weights: bool = True) -> Probe:
+    called = {path: root.get_submodule(path) for path in direct.axes}
+    return Probe(root, {**attention_on_seam(root), **called}, keep_weights, direct=direct.axes)
+
+
+def _probe(
+    root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode, direct: DirectAttention
+) -> Probe:
+    probe = _new_probe(root, direct)
     with probe.running(masks):
         outputs = tensors_of(run_model(root, inputs))
     if not probe.records:
@@ -123,7 +159,7 @@ def _probe(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], mask
     _compare(probe, plain, outputs)
     with_padding = padded(root, inputs)
     if with_padding is not None and _takes(root, with_padding):
-        again = Probe(root, attention_on_seam(root))
+        again = _new_probe(root, direct)
         with again.running(masks):
             run_model(root, with_padding)
         _compare(again, [], [])
@@ -153,15 +189,20 @@ def _compare(probe: Probe, plain: list[Tensor], outputs: list[Tensor]) -> None:
 def _close(left: Tensor, right: Tensor) -> bool:
     if not left.is_floating_point():
         return True
+    allowed = {torch.bfloat16: 1e-1, torch.float16: 1e-2}.get(left.dtype, 1e-3)
     left, right = left.double(), right.double()
-    finite = torch.isfinite(left) & torch.isfinite(right)
+    finite = torch.isfinite(left)
+    if not torch.equal(finite, torch.isfinite(right)):
+        return False
     scale = left[finite].abs().max().item() if bool(finite.any()) else 0.0
-    return bool(((left - right)[finite].abs() <= 1e-3 * scale + 1e-6).all())
+    return bool(((left - right)[finite].abs() <= allowed * scale + 1e-6).all())
 
 
-def _same_without_weights(root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode) -> bool:
+def _same_without_weights(
+    root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode, direct: DirectAttention
+) -> bool:
     """Whether the model runs alike when the attention function returns no weights."""
-    probe = Probe(root, attention_on_seam(root), keep_weights=False)
+    probe = _new_probe(root, direct, keep_weights=False)
     try:
         with probe.running(masks):
             outputs = tensors_of(run_model(root, inputs))
@@ -199,7 +240,7 @@ def _facts(root: nn.Module, masks: MaskMode, why: str, own_output: bool, differs
     return tuple(facts)
 
 
-def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...]) -> HeadLayout:
+def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...], direct: DirectAttention) -> HeadLayout:
     sites: list[Site] = []
     blocks: dict[str, Block] = {}
     labels: dict[tuple[str, str], int] = {}
@@ -217,16 +258,30 @@ def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...]) -
         stack = stack_of(root, record.path, record.causal)
         layer = labels.get((stack, kind), 0)
         labels[stack, kind] = layer + 1
+        if not block.query_heads:
+            facts += (("empty", f"{record.path}: no head is left; its output is the bias of the output projection"),)
+            continue
         key = SiteKey(stack, kind, record.path, record.call)
         sites.append(Site(key, record.path, layer, record.causal, record.window))
     for block in blocks.values():
         check_counts(root, block.module, block)
-    return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe), facts=facts)
+    return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe, direct), facts=facts)
+
+
+def _within(path: str, other: str) -> bool:
+    return path == other or path.startswith(other + ".")
 
 
 def _block(probe: Probe, record: Record) -> Block:
-    found = find_projections(record.linears, record.query, record.key, record.value)
-    heads, kv_heads = record.query.shape[1], record.key.shape[1]
+    cut = cut_of(probe.root.get_submodule(record.path))
+    if cut is not None and not cut.heads:
+        return _empty_block(record.path, cut)
+    key, value, kv_map = record.key, record.value, None if cut is None else cut.kv_map
+    if kv_map is not None:  # each head came with its own copy of its key-value head
+        first = [kv_map.index(head) for head in range(max(kv_map) + 1)]
+        key, value = key[:, first], value[:, first]
+    found = find_projections(record.linears, record.query, key, value)
+    heads, kv_heads = record.query.shape[1], key.shape[1]
     output, why = probe.output_projection(record)
     unknown = list(found.unknown)
     if output is None:
@@ -237,7 +292,7 @@ def _block(probe: Probe, record: Record) -> Block:
         kv_heads=kv_heads,
         d_k=record.query.shape[3],
         d_v=record.value.shape[3],
-        kv_map=tuple(head // (heads // kv_heads) for head in range(heads)),
+        kv_map=kv_map or tuple(head // (heads // kv_heads) for head in range(heads)),
         q=_rooted(found.q, record.path),
         k=_rooted(found.k, record.path),
         v=_rooted(found.v, record.path),
@@ -247,18 +302,25 @@ def _block(probe: Probe, record: Record) -> Block:
     )
 
 
+def _empty_block(path: str, cut: HeadCut) -> Block:
+    gone = tuple((part, "no head is left") for part in "qkvo")
+    return Block(path, 0, 0, cut.d_k, cut.d_v, (), unknown=gone)
+
+
 def _rooted(projection: Projection | None, path: str) -> Projection | None:
     if projection is None or not path:
         return projection
     return replace(projection, parameter=f"{path}.{projection.parameter}")
 
 
-def _uncovered(root: nn.Module, probe: Probe) -> tuple[tuple[str, str], ...]:
-    parts = [
-        (path, f"{type(module).__name__} computes attention outside AttentionInterface")
-        for path, module in attention_elsewhere(root).items()
-    ]
+def _uncovered(root: nn.Module, probe: Probe, direct: DirectAttention) -> tuple[tuple[str, str], ...]:
     met = {record.path for record in probe.records}
+    parts = [(path, f"{type(root.get_submodule(path)).__name__}: {why}") for path, why in direct.refused.items()]
+    parts += [
+        (path, f"{type(module).__name__} computes attention in a way that was not seen on the example input")
+        for path, module in attention_elsewhere(root).items()
+        if path not in direct.refused and not any(_within(path, other) or _within(other, path) for other in met)
+    ]
     parts += [
         (path, f"{type(module).__name__} was not called on the example input")
         for path, module in probe.static.items()

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -22,9 +21,11 @@ from headwise import kernels
 from headwise.errors import ModelError
 from headwise.kernels import Answer, Choice, Problem, Wanted
 from headwise.layout import Block, Site
+from headwise.models.cut_modules import past_adapter
 from headwise.models.masks import CompactMask
 from headwise.models.problems import Call, problem_of
 from headwise.models.standin import own_function
+from headwise.models.torch_seam.seam import outside
 
 __all__ = [
     "AttentionCall",
@@ -32,6 +33,7 @@ __all__ = [
     "Party",
     "Seen",
     "alone",
+    "answer",
     "attend_as",
     "check_heads",
     "delegate",
@@ -102,7 +104,7 @@ class Party(Protocol):
     backend: str | None
     own_output: bool
 
-    def locate(self, module: nn.Module, frame: FrameType, query: Tensor, key: Tensor) -> Seen | None:
+    def locate(self, module: nn.Module, spot: Hashable, query: Tensor, key: Tensor) -> Seen | None:
         """The site of the call, or None when the session has nothing to do with it."""
 
     def gated(self, seen: Seen, output: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class Party(Protocol):
 class Taker(Protocol):
     """A party that takes every call for itself: the probe."""
 
-    def take(self, call: Call, frame: FrameType) -> tuple[Tensor, Any]:
+    def take(self, call: Call, spot: Hashable) -> tuple[Tensor, Any]:
         """Answer the call."""
 
 
@@ -178,9 +180,11 @@ def attend_as(original: str) -> Callable[..., Any]:
         ) -> tuple[Tensor, Any]:
             if rest:
                 extra |= dict(zip(("dropout", "scaling"), rest, strict=False))
-            frame = sys._getframe(1)
+            frame = past_adapter(sys._getframe(1))
             own = own_function(module, original, frame)
-            return _answer(Call(module, "", query, key, value, attention_mask, original, own, extra), frame)
+            spot = (frame.f_code, frame.f_lasti)
+            with outside():
+                return answer(Call(module, "", query, key, value, attention_mask, original, own, extra), spot)
 
         _STANDING_IN[original] = attend
     return _STANDING_IN[original]
@@ -193,12 +197,13 @@ def delegate(call: Call) -> tuple[Tensor, Any]:
     return result
 
 
-def _answer(call: Call, frame: FrameType) -> tuple[Tensor, Any]:
+def answer(call: Call, spot: Hashable) -> tuple[Tensor, Any]:
+    """Let everyone take part who looks at the calling module; (B, Q, H, D_v), and weights where its own function ran."""
     taking_part = []
     for party in _PARTIES.get(call.module, ()):
         if isinstance(party, Taker):
-            return party.take(call, frame)
-        seen = party.locate(call.module, frame, call.query, call.key)
+            return party.take(call, spot)
+        seen = party.locate(call.module, spot, call.query, call.key)
         if seen is not None:
             taking_part.append((party, seen))
     looking = [(party, seen) for party, seen in taking_part if party.observer is not None]
@@ -226,11 +231,11 @@ def _observed(
     if not answers or _by_itself(call, looking):
         output, weights = delegate(call)
         own_z = output.transpose(1, 2)
-        answers = [(party, seen, replace(answer, z=own_z), choice) for party, seen, answer, choice in answers]
+        answers = [(party, seen, replace(given, z=own_z), choice) for party, seen, given, choice in answers]
     else:
         output, weights = answers[0][2].z.transpose(1, 2).contiguous(), None
     output = _gated(taking_part, output)
-    for party, seen, answer, choice in answers:
+    for party, seen, given, choice in answers:
         if party.observer is not None and (not seen.recomputed or getattr(party.observer, "sees_recomputed", False)):
             party.observer.see(
                 AttentionCall(
@@ -239,7 +244,7 @@ def _observed(
                     forward=seen.forward,
                     module=party.root,
                     problem=problem,
-                    answer=answer,
+                    answer=given,
                     z=output.transpose(1, 2),
                     choice=choice,
                     part=seen.part,
@@ -255,6 +260,7 @@ def _by_itself(call: Call, looking: list[tuple[Party, Seen]]) -> bool:
     acts = dropout > 0.0 and (call.original != "eager" or call.module.training)
     return (
         acts
+        or call.settled
         or any(party.own_output for party, _ in looking)
         or bool(call.extra.get("output_attentions"))
         or bool(getattr(getattr(call.module, "config", None), "output_attentions", False))
@@ -263,14 +269,15 @@ def _by_itself(call: Call, looking: list[tuple[Party, Seen]]) -> bool:
 
 def compute(problem: Problem, wanted: Wanted, backend: str | None) -> tuple[Answer, Choice]:
     """Let the kernels answer, and say who did."""
-    answer = kernels.run(problem, wanted, backend=backend)
-    assert answer.choice is not None
-    return answer, answer.choice
+    given = kernels.run(problem, wanted, backend=backend)
+    assert given.choice is not None
+    return given, given.choice
 
 
 def check_heads(site: Site, block: Block, query: Tensor, key: Tensor) -> None:
     """Refuse a call whose head counts are not those of the layout."""
-    if query.shape[1] != block.query_heads or key.shape[1] != block.kv_heads:
+    kv_heads = block.kv_heads if block.even else block.query_heads  # unevenly grouped: each head has its own copy here
+    if query.shape[1] != block.query_heads or key.shape[1] != kv_heads:
         raise ModelError(
             f"{site.key}: the layout says {block.query_heads} query and {block.kv_heads} key-value heads, the call has "
             f"{query.shape[1]} and {key.shape[1]}; the model has changed since it was discovered: discover it again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headwise.errors import ModelError
 from headwise.layout import Block, HeadLayout, Projection
 from headwise.models.standin import MaskMode
+from headwise.models.torch_seam.heads import Heads
 
 __all__ = ["Discovered", "discover", "discovered", "forget", "output_weight"]
 
@@ -25,12 +26,15 @@ class Discovered:
         attention: the attention modules by path.
         masks: whether masks reach the seam as descriptions (``"compact"``) or whole (``"dense"``).
         own_output: whether the model needs what its own attention function returns beside the output.
+        direct: attention modules that call torch's functions instead of transformers' interface, by path, and where
+            their tensors have the heads (see :class:`~headwise.models.torch_seam.Heads`).
     """
 
     layout: HeadLayout
     attention: dict[str, nn.Module]
     masks: MaskMode
     own_output: bool
+    direct: Mapping[str, Mapping[int, Heads]] = field(default_factory=dict)
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, Discovered] = WeakKeyDictionary()

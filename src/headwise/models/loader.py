@@ -82,7 +82,12 @@ def load(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
-    folder = inspect(found.path, allow_pickle=allow_pickle)
+    try:
+        folder = inspect(found.path, allow_pickle=allow_pickle)
+    except ModelError as error:
+        if found.kind == "hub" and not isinstance(error, UnsupportedError):
+            raise ModelError(f"{error} (if the cached copy is incomplete, run `hf download {path_or_id}`)") from None
+        raise
     with silenced() as heard:
         module, verdict, notes = _build(folder, wanted_dtype, str(found.path), trust_remote_code, strict)
         tokenizer = load_tokenizer(folder.path, gguf=folder.gguf, trust_remote_code=trust_remote_code)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,11 +17,13 @@ from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.kernels.problem import Problem, Wanted
 from headwise.layout import Projection
 from headwise.models.families.projections import Linear
-from headwise.models.interface import attend_as, delegate, enrol, expel
+from headwise.models.interface import answer, attend_as, delegate, enrol, expel
 from headwise.models.masks import CompactMaskError
 from headwise.models.problems import Call, problem_of
 from headwise.models.restore import held
 from headwise.models.standin import MaskMode
+from headwise.models.torch_seam import Heads, by_torch
+from headwise.models.torch_seam.heads import Reading, find_heads
 from headwise.models.tracking import Tracker
 
 __all__ = ["Probe", "Record", "run_model", "tensors_of"]
@@ -40,6 +41,10 @@ class Record:
         linears: linear layers inside the module, by path relative to it, with what they put out.
         z: (B, Q, H * D_v) heads side by side, as the model's own function gave them; parts joined along Q.
         error: why headwise's numbers cannot be trusted here, or None.
+        heads: how the model's tensors hold the heads, for a call that did not come through the interface.
+        raw: z as the model has it, (..., Q, D_v), for such a call.
+        settled: the model took its own softmax.
+        reading: how a layer reads the heads of such a call, once one was seen to.
     """
 
     path: str
@@ -53,6 +58,10 @@ class Record:
     linears: dict[str, Linear]
     z: Tensor
     error: str | HeadwiseError | None = None
+    heads: Heads | None = None
+    raw: Tensor | None = None
+    settled: bool = False
+    reading: Reading | None = None
 
 
 def run_model(root: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -82,12 +91,16 @@ class Probe:
     root: nn.Module
     static: dict[str, nn.Module]
     keep_weights: bool = True
+    direct: Mapping[str, Mapping[int, Heads]] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     paths: dict[str, None] = field(default_factory=dict)
     returned_weights: bool = False
 
     def __post_init__(self) -> None:
         self.names = {module: path for path, module in self.root.named_modules()}
+        self._owners = {
+            id(module.weight): module for module in self.names if isinstance(getattr(module, "weight", None), Tensor)
+        }
         self.tracker = Tracker(self.root, self.static.values())
         self._arguments: dict[nn.Module, Mapping[str, Any]] = {}
         self._outputs: dict[nn.Module, dict[str, Linear]] = {}
@@ -111,23 +124,28 @@ class Probe:
                     stack.callback(module.register_forward_hook(self._puts_out).remove)
             stack.callback(expel, self, modules)
             enrol(self, modules)
+            watched = {self.root.get_submodule(path): axes for path, axes in self.direct.items()}
+            stack.enter_context(by_torch(watched, answer, self._reads_weight))
             stack.enter_context(held(self.root, masks, attend_as))
             yield
 
     # --- the seam hands every call over to a probe ---
 
-    def take(self, call: Call, frame: FrameType) -> tuple[Tensor, Any]:
+    def take(self, call: Call, spot: Hashable) -> tuple[Tensor, Any]:
         """Compute a call twice, record it, and go on with the model's own output."""
         path = self.names[call.module]
         self.paths[path] = None
-        place = self.tracker.place(call.module, frame)
+        place = self.tracker.place(call.module, spot)
         output, weights = delegate(call)
         self.returned_weights |= weights is not None
-        flat = output.flatten(2)
-        problem, error = self._check(call, path, output)
+        flat = output.flatten(2).clone()  # a model may add to it in place
+        raw = None if call.heads is None else call.heads.joined(output.transpose(1, 2), call.lead).clone()
+        problem, error = (None, None) if not call.query.shape[1] else self._check(call, path, output)
         if place.part:
             record = next(one for one in self.records if (one.path, one.call) == (path, place.call))
             record.z = torch.cat([record.z, flat], dim=1) if record.z.shape[::2] == flat.shape[::2] else record.z
+            if raw is not None and record.raw is not None and record.raw.shape[:-2] == raw.shape[:-2]:
+                record.raw = torch.cat([record.raw, raw], dim=-2)
             record.error = record.error or error
         else:
             causal, window = (False, None) if problem is None else _look(problem)
@@ -144,27 +162,26 @@ class Probe:
                     linears=dict(self._outputs.get(call.module, {})),
                     z=flat,
                     error=error,
+                    heads=call.heads,
+                    raw=raw,
+                    settled=call.settled,
                 )
             )
         return output, weights if self.keep_weights else None
 
     def _check(self, call: Call, path: str, own: Tensor) -> tuple[Problem | None, str | HeadwiseError | None]:
         try:
-            problem = problem_of(
-                Call(
-                    call.module, path, call.query, call.key, call.value, call.mask, call.original, call.own, call.extra
-                )
-            )
-            answer = kernels.run(problem, Wanted(rows=True))
+            problem = problem_of(replace(call, path=path))
+            mine = kernels.run(problem, Wanted(rows=True))
         except CompactMaskError:
             raise
         except (InputError, UnsupportedError) as refusal:
             return None, refusal
-        assert answer.rows is not None
-        ours, theirs = answer.z.transpose(1, 2).double(), own.double()
+        assert mine.rows is not None
+        ours, theirs = mine.z.transpose(1, 2).double(), own.double()
         if ours.shape != theirs.shape:
             return problem, f"its own attention gives the shape {tuple(theirs.shape)}, headwise {tuple(ours.shape)}"
-        seeing = (answer.rows.visible > 0).expand(answer.z.shape[:3]).transpose(1, 2)
+        seeing = (mine.rows.visible > 0).expand(mine.z.shape[:3]).transpose(1, 2)
         difference, scale = (ours - theirs)[seeing].abs(), theirs[seeing].abs()
         if difference.numel() == 0:
             return problem, None
@@ -190,8 +207,10 @@ class Probe:
         if module in self._inside:
             del self._inside[self._inside.index(module) :]
 
-    def _puts_out(self, module: nn.Module, _args: Any, output: Any) -> None:
-        if not self._inside or not is_linear(module) or not isinstance(output, Tensor):
+    def _puts_out(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._inside or not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
+            return
+        if not is_linear(module, args[0]):
             return
         outer = self._inside[-1]
         path, start = self.names[module], self.names[outer]
@@ -203,15 +222,55 @@ class Probe:
         if not args or not isinstance(args[0], Tensor):
             return
         for record in reversed(self.records[-4:]):
-            if args[0].numel() == record.z.numel() and torch.equal(args[0].reshape(record.z.shape), record.z):
+            if record.raw is not None:
+                if self._reads_direct(record, module, args[0]):
+                    return
+                continue
+            if args[0].numel() == record.z.numel() != 0 and torch.equal(args[0].reshape(record.z.shape), record.z):
                 place = (record.path, record.call)
                 if self.names[module].endswith(".base_layer"):
                     self._between.setdefault(place, f"an adapter on {self.names[module].removesuffix('.base_layer')}")
-                elif is_linear(module) and args[0].shape[-1] == record.z.shape[-1]:
+                elif is_linear(module, args[0]) and args[0].shape[-1] == record.z.shape[-1]:
                     self._readers.setdefault(place, (self.names[module], module))
                 elif place not in self._readers and not isinstance(module, (nn.Dropout, nn.Identity)):
                     self._between.setdefault(place, f"{self.names[module]} ({type(module).__name__})")
                 return
+
+    def _reads_direct(self, record: Record, module: nn.Module, given: Tensor) -> bool:
+        """Whether ``module`` reads the heads of a call that did not come through the interface; noted if so."""
+        assert record.raw is not None
+        if isinstance(module, (nn.Conv1d, nn.Conv2d)) and given.ndim > 2:
+            given = given.movedim(1, -1)
+        reading = find_heads(record.raw, given)
+        if reading is None:
+            return False
+        record.reading = record.reading or reading
+        place = (record.path, record.call)
+        if not reading.alone:
+            last = reading.column + record.z.shape[-1] - 1
+            columns = f"which are columns {reading.column} to {last} of what {self.names[module]} reads"
+            self._between.setdefault(place, f"other columns beside the heads ({columns})")
+        elif is_linear(module, given):
+            self._readers.setdefault(place, (self.names[module], module))
+        elif place not in self._readers and not isinstance(module, (nn.Dropout, nn.Identity)):
+            self._between.setdefault(place, f"{self.names[module]} ({type(module).__name__})")
+        return True
+
+    def _reads_weight(self, given: Tensor, weight: Tensor) -> None:
+        """A linear map that torch computes from a module's weight without calling the module."""
+        owner = self._owners.get(id(weight))
+        for record in reversed(self.records[-4:]):
+            if record.raw is None:
+                continue
+            if owner is not None and self._reads_direct(record, owner, given):
+                return
+            if owner is None and record.reading is None:
+                record.reading = find_heads(record.raw, given)
+                if record.reading is not None:
+                    self._between.setdefault(
+                        (record.path, record.call), "a product with a parameter that no layer holds"
+                    )
+                    return
 
     def output_projection(self, record: Record) -> tuple[Projection | None, str]:
         """W_O of the record's heads: the linear layer that read exactly them, side by side; or why there is none."""
@@ -224,9 +283,22 @@ class Probe:
         return None, "no linear layer reads the heads as they leave attention"
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a plain linear layer whose weight can be read by heads."""
-    return type(module).forward in (nn.Linear.forward, Conv1D.forward) and getattr(module, "weight", None) is not None
+def is_linear(module: nn.Module, given: Tensor | None = None) -> bool:
+    """Whether a module is a plain linear layer whose weight can be read by heads.
+
+    A class of its own that is derived from ``nn.Linear`` is one if it maps ``given`` as a linear layer does.
+    """
+    if getattr(module, "weight", None) is None:
+        return False
+    if type(module).forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    if (
+        given is None
+        or not isinstance(module, nn.Linear)
+        or module.weight.shape != (module.out_features, module.in_features)
+    ):
+        return False
+    return torch.allclose(type(module).forward(module, given), nn.Linear.forward(module, given), rtol=1e-4, atol=1e-6)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

@@ -20,7 +20,7 @@ from headwise.errors import ModelError, UnsupportedError
 from headwise.kernels.problem import Problem, ScoreRule, Visible
 from headwise.models.masks import CompactMask
 
-__all__ = ["Call", "problem_of"]
+__all__ = ["Call", "problem_of", "split_additive"]
 
 #: Arguments that cannot change a score: bookkeeping, and what only variable-length kernels read.
 _HARMLESS: Final = frozenset(
@@ -48,6 +48,9 @@ class Call:
         original: name of the model's own attention implementation.
         own: the function of that name.
         extra: the other arguments.
+        stated: makes the problem, where the call did not come through transformers' interface; given the path.
+        settled: the model has computed z already and goes on with that.
+        heads, lead: how the tensors as the model has them hold their heads, for such a call.
     """
 
     module: nn.Module
@@ -59,6 +62,10 @@ class Call:
     original: str
     own: Callable[..., Any]
     extra: Mapping[str, Any]
+    stated: Callable[[str], Problem] | None = None
+    settled: bool = False
+    heads: Any = None
+    lead: tuple[int, ...] = ()
 
 
 def problem_of(call: Call) -> Problem:
@@ -69,6 +76,8 @@ def problem_of(call: Call) -> Problem:
             that are not laid out as (batch, head, position, width).
         ModelError: the query heads do not divide into the key-value heads; both numbers are named.
     """
+    if call.stated is not None:
+        return call.stated(call.path)
     _check_arguments(call)
     query, key, value = _check_shapes(call)
     scale = call.extra.get("scaling")
@@ -185,7 +194,7 @@ def _mask_of(call: Call, queries: int, keys: int) -> tuple[Visible, Tensor | Non
             f"{call.path}: an attention mask of {_kind(mask)} is neither boolean nor additive; "
             "what 0 and 1 mean cannot be told"
         )
-    return _from_additive(mask)
+    return split_additive(mask)
 
 
 def _kind(mask: Any) -> str:
@@ -218,7 +227,7 @@ def _without_mask(call: Call, queries: int) -> Visible:
 _SPLIT: Any = WeakIdKeyDictionary()
 
 
-def _from_additive(mask: Tensor) -> tuple[Visible, Tensor | None]:
+def split_additive(mask: Tensor) -> tuple[Visible, Tensor | None]:
     """Split an additive mask into what it hides and what it adds; remembered while the mask lives."""
     known = None if mask.requires_grad else _SPLIT.get(mask)
     if known is not None and known[0] == mask._version:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from headwise.models.cut_modules import CutConfig
 from headwise.models.standin import MaskMode, StandIn, original_of, register
 
 __all__ = ["configs_of", "eager", "held", "unchanged"]
@@ -44,6 +45,8 @@ def configs_of(module: nn.Module) -> list[PretrainedConfig]:
         value = waiting.pop()
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], PretrainedConfig):
             waiting.extend(value)
+        elif isinstance(value, CutConfig):
+            waiting.append(value.cut_base)
         elif isinstance(value, PretrainedConfig) and id(value) not in found:
             found[id(value)] = value
             waiting.extend(vars(value).values())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 from headwise.errors import GateError, InputError, UnsupportedError
 from headwise.layout import HeadLayout, Site
 from headwise.models.gate import Gates
-from headwise.models.interface import Observer, Seen, attend_as, check_heads, enrol, expel
+from headwise.models.interface import Observer, Seen, answer, attend_as, check_heads, enrol, expel
 from headwise.models.layouts import Discovered, discovered
 from headwise.models.restore import held
+from headwise.models.torch_seam import by_torch
 from headwise.models.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Session:
         self.own_output = found.own_output
         self._gates = gates
         self._paths = {module: path for path, module in found.attention.items()}
+        self._direct = {found.attention[path]: axes for path, axes in found.direct.items()}
         self._sites: dict[tuple[str, int], Site] = {
             (site.key.module, site.key.call): site for site in found.layout.sites
         }
@@ -58,10 +59,10 @@ class Session:
         """Start a new forward pass; needed only where parts of a model are called one by one."""
         self._tracker.begin()
 
-    def locate(self, module: nn.Module, frame: FrameType, query: Tensor, key: Tensor) -> Seen | None:
+    def locate(self, module: nn.Module, spot: Hashable, query: Tensor, key: Tensor) -> Seen | None:
         """The site of a call, or None for a call that only a gate session sees and does not gate."""
         path = self._paths.get(module)
-        place = self._tracker.place(module, frame)
+        place = self._tracker.place(module, spot)
         site = None if path is None else self._sites.get((path, place.call))
         if site is None:
             if self.observer is None:
@@ -103,6 +104,7 @@ class Session:
             self._tracker.install()
             stack.callback(expel, self, modules)
             enrol(self, modules)
+            stack.enter_context(by_torch(self._direct, answer))
             yield self
 
 
@@ -135,7 +137,8 @@ def observe(
     """Inside the block, ``observer`` sees every attention call of the model, and ``gates`` act on its heads.
 
     Sessions nest: gates multiply, and every observer is asked. What wants nothing costs nothing: such calls are
-    computed by the model's own attention function.
+    computed by the model's own attention function. A row that may see no key (a padding row on the left) has z = 0, as
+    under ``sdpa``; transformers' ``eager`` gives such rows a mean of values that nothing reads.
 
     Args:
         model: a loaded or wrapped model, or the module itself.

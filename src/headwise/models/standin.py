@@ -110,20 +110,21 @@ def code_names(code: CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-def _places(module: nn.Module, caller: FrameType) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+def _places(module: nn.Module, caller: FrameType | None) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     """Code that may name the module's eager function: the caller's first, then its class's."""
-    yield caller.f_code, caller.f_globals
+    if caller is not None:
+        yield caller.f_code, caller.f_globals
     for method in methods_of(type(module)):
         yield method.__code__, method.__globals__
 
 
-def own_function(module: nn.Module, original: str, caller: FrameType) -> Callable[..., Any]:
+def own_function(module: nn.Module, original: str, caller: FrameType | None = None) -> Callable[..., Any]:
     """The attention function that ``module`` would call by itself under ``original``.
 
     Args:
         module: the attention module.
         original: the name of its implementation.
-        caller: the code that called the stand-in.
+        caller: the code that called the stand-in, where that is known.
 
     Raises:
         UnsupportedError: the module's own eager function could not be told.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NoReturn
 
 from torch import nn
 
 from headwise.errors import UnsupportedError
 from headwise.models.standin import code_names, methods_of
 
-__all__ = ["attention_elsewhere", "attention_on_seam", "refuse_without_attention"]
+__all__ = ["attention_elsewhere", "attention_on_seam", "refuse_every", "refuse_without_attention"]
 
 _SOFTMAX: Final = frozenset(
-    {"softmax", "scaled_dot_product_attention", "multi_head_attention_forward", "_flash_attention_forward"}
+    {"softmax", "Softmax", "scaled_dot_product_attention", "multi_head_attention_forward", "_flash_attention_forward"}
 )
 
 
@@ -64,24 +65,65 @@ def attention_elsewhere(root: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in root.named_modules() if _elsewhere(type(module))}
 
 
+_LOOKED: Final = (
+    "looked for: modules whose code calls ALL_ATTENTION_FUNCTIONS (transformers' AttentionInterface); calls of "
+    "torch's scaled_dot_product_attention and nn.MultiheadAttention; a softmax over products of queries and keys, "
+    "whose products with values a linear layer reads head by head"
+)
+
+
 def refuse_without_attention(root: nn.Module) -> None:
-    """Refuse a model without any attention on the seam.
+    """Refuse a model in whose code nothing could be attention.
+
+    Raises:
+        UnsupportedError: what was looked for.
+    """
+    if attention_on_seam(root) or any(_may_attend(type(module)) for module in root.modules()):
+        return
+    raise UnsupportedError(
+        f"{type(root).__name__} has no attention heads that headwise understands; {_LOOKED}; found none of these"
+    )
+
+
+def refuse_every(root: nn.Module, reasons: Mapping[str, str]) -> NoReturn:
+    """Refuse a model that ran without any attention that is understood.
+
+    Args:
+        root: the model.
+        reasons: for modules that seem to compute attention, why it is not understood.
 
     Raises:
         UnsupportedError: what was looked for, and what was found instead.
     """
-    if attention_on_seam(root):
-        return
     kind = type(root).__name__
-    looked = (
-        "looked for: modules whose code calls ALL_ATTENTION_FUNCTIONS (transformers' AttentionInterface); "
-        "modules called attention with a softmax, scaled_dot_product_attention or nn.MultiheadAttention of their own"
-    )
+    if reasons:
+        by_reason: dict[str, list[str]] = {}
+        for path, why in reasons.items():
+            by_reason.setdefault(f"{type(root.get_submodule(path)).__name__}: {why}", []).append(path)
+        found = "; ".join(
+            f"{why} ({len(paths)} modules, the first is {paths[0]!r})" for why, paths in by_reason.items()
+        )
+        raise UnsupportedError(f"{kind} has no attention heads that headwise understands: {found}; {_LOOKED}")
     others = attention_elsewhere(root)
     if others:
         classes = ", ".join(sorted({type(module).__name__ for module in others.values()}))
         raise UnsupportedError(
-            f"{kind} computes its attention outside transformers' AttentionInterface ({classes}, {len(others)} "
-            f"modules), which headwise cannot see; {looked}"
+            f"{kind} computes its attention in a way that headwise cannot follow ({classes}, {len(others)} modules); "
+            f"{_LOOKED}"
         )
-    raise UnsupportedError(f"{kind} has no attention heads that headwise understands; {looked}; found neither")
+    raise UnsupportedError(f"{kind} has no attention heads that headwise understands; {_LOOKED}; found none of these")
+
+
+def _may_attend(kind: type[nn.Module]) -> bool:
+    """Whether a class, or a function of its module that it calls, takes a softmax or torch's attention."""
+    if issubclass(kind, (nn.MultiheadAttention, nn.Softmax)):
+        return True
+    for method in methods_of(kind):
+        names = code_names(method.__code__)
+        if names & _SOFTMAX:
+            return True
+        for name in names & method.__globals__.keys():
+            code = getattr(method.__globals__[name], "__code__", None)
+            if code is not None and code_names(code) & _SOFTMAX:
+                return True
+    return False

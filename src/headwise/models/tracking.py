@@ -10,9 +10,8 @@ checkpointing computes again during the backward pass gets the ordinals of its f
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -116,16 +115,16 @@ class Tracker:
         self._thread.stack.clear()
         self._thread.now = None
 
-    def place(self, module: nn.Module, frame: FrameType) -> Place:
-        """Number the attention call that ``module`` makes at the place ``frame`` of its code."""
+    def place(self, module: nn.Module, spot: Hashable) -> Place:
+        """Number the attention call that ``module`` makes at the place ``spot`` of its code."""
         now = self._thread.now
         if now is None or (not self._thread.stack and not now.recomputed):
             now = self._recomputed(module) if _in_backward() else self._new_pass()
         known = now.places.setdefault(id(module), {})
-        spot = (now.entries.get(id(module), 0), frame.f_code, frame.f_lasti)
-        call = known.setdefault(spot, len(known))
-        part = now.parts.get((id(module), *spot), 0)
-        now.parts[(id(module), *spot)] = part + 1
+        entry = (now.entries.get(id(module), 0), spot)
+        call = known.setdefault(entry, len(known))
+        part = now.parts.get((id(module), *entry), 0)
+        now.parts[(id(module), *entry)] = part + 1
         return Place(now.forward, call, part, now.recomputed)
 
     def _new_pass(self) -> _Pass:

@@ -39,6 +39,9 @@ def _tensor(layer: MultiHeadAttention, name: str, x: object, axis: str, width: i
     """A (batch, tokens, width) tensor of the layer's dtype and device."""
     if not isinstance(x, Tensor):
         raise InputError(f"{name} must be a tensor (batch, tokens, {axis}), but a {type(x).__name__} was given.")
+    if not x.is_floating_point():
+        hint = " A mask is given by name: key_padding=... or mask=..." if x.dtype == torch.bool else ""
+        raise ShapeError(f"{name} must be floating point (batch, tokens, {axis}), but {x.dtype} was given.{hint}")
     if x.ndim != 3:
         hint = f" Add the batch with {name}.unsqueeze(0)." if x.ndim == 2 else ""
         raise ShapeError(f"{name} must be (batch, tokens, {axis}), but it has shape {tuple(x.shape)}.{hint}")
@@ -154,6 +157,11 @@ def check(layer: MultiHeadAttention, x: Tensor, context: Tensor | KVCache | None
         raise InputError(
             "positions change nothing in a layer without rotary. Add learned positions to x yourself, or make the "
             "layer with rotary=True."
+        )
+    if layer.training and layer.dropout > 0 and call.backend not in (None, "eager"):
+        raise InputError(
+            f"backend={call.backend!r} cannot drop weights: in training with dropout the layer makes them itself. "
+            f"Leave backend out, or call layer.eval() first."
         )
     batch, tokens = x.shape[:2]
     if call.positions is not None:

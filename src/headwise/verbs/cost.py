@@ -18,6 +18,7 @@ from headwise.models import Model, as_model
 from headwise.verbs.bandwidth import measure_bandwidth
 from headwise.verbs.cost_config import skeleton, skeleton_of_config
 from headwise.verbs.cost_model import keeps_cache, numbers_of
+from headwise.verbs.input_scale import input_rms
 
 __all__ = ["cost", "numbers", "sweep"]
 
@@ -88,12 +89,26 @@ def sweep(model_or_config: Any, over: str, *, bandwidth: Bandwidth = None, **opt
 
     Args:
         model_or_config: as for :func:`cost`.
-        over: ``"heads"``, ``"kv-heads"`` or ``"context"``.
+        over: ``"heads"``, ``"kv-heads"`` or ``"context"``. For ``"heads"`` the scale of what the attention layers read
+            is measured where the model is in memory, by one small forward pass.
         bandwidth: as for :func:`cost`.
         options: as for :func:`headwise.costs.sweep`.
     """
     rate = measure_bandwidth() if bandwidth == "measure" else bandwidth
-    return sweep_numbers(numbers(model_or_config), over, bandwidth=rate, **options)
+    read = numbers(model_or_config)
+    if over == "heads" and options.get("input_rms") is None:
+        live = _live(model_or_config)
+        read = read if live is None else replace(read, input_rms=input_rms(live, read))
+    return sweep_numbers(read, over, bandwidth=rate, **options)
+
+
+def _live(given: Any) -> Model | None:
+    """The model in memory, if one with weights was given."""
+    if isinstance(given, Model):
+        return given
+    if isinstance(given, nn.Module) and not any(weight.is_meta for weight in given.parameters()):
+        return as_model(given)
+    return None
 
 
 def numbers(model_or_config: Any, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelNumbers:
@@ -135,10 +150,10 @@ def _of_model(model: Model) -> ModelNumbers:
     except (UnsupportedError, InputError) as error:
         why = str(error).partition(";")[0]
         return replace(read, notes=(*read.notes, f"heads are read from the shapes of the weights alone: {why}"))
-    return _with_layout(read, layout, keeps_cache(model.module))
+    return _with_layout(read, layout, model.module)
 
 
-def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNumbers:
+def _with_layout(read: ModelNumbers, layout: HeadLayout, root: nn.Module) -> ModelNumbers:
     """Take from the layout what weights do not show: order, repeated calls, masks; refuse where the two disagree."""
     blocks = {site.block: site for site in read.attention}
     sites = []
@@ -150,7 +165,7 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNu
                 f"{site.block}: the forward pass has attention here, but the ledger does not understand its projections"
             )
         _agree(known, (block.query_heads, block.kv_heads, block.d_k, block.d_v))
-        decoding = keeps and site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
+        decodes = site.key.stack == "decoder" and (site.causal or site.key.kind == "cross")
         sites.append(
             replace(
                 known,
@@ -160,7 +175,7 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout, keeps: bool) -> ModelNu
                 name=str(site.key),
                 causal=site.causal,
                 window=known.window if known.window is not None else site.window,
-                cached=decoding,
+                cached=decodes and keeps_cache(root, site.block),
             )
         )
     met = {site.block for site in layout.sites}

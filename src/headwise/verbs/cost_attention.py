@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-__all__ = ["Found", "find_attention", "is_matrix", "is_stateful", "widths"]
+__all__ = ["Found", "find_attention", "is_matrix", "is_stateful", "nearest_config", "widths"]
 
 #: Names of separate projections of queries, keys and values in one module.
 SEPARATE: Final[tuple[tuple[str, str, str], ...]] = (
@@ -87,7 +87,9 @@ def is_matrix(module: nn.Module | None) -> bool:
 
 def widths(module: nn.Module) -> tuple[int, int]:
     """Width in, width out."""
-    first, second = module.weight.shape  # type: ignore[union-attr]
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    first, second = weight.shape
     return (int(first), int(second)) if type(module).__name__ == "Conv1D" else (int(second), int(first))
 
 
@@ -97,8 +99,11 @@ def find_attention(root: nn.Module) -> Iterator[Found]:
     for path, module in root.named_modules():
         if is_stateful(module):
             continue
+        if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+            yield Found(path, module, nearest_config(root, path) or config, output=module.out_proj)
+            continue
         children = dict(module.named_children())
-        found = Found(path, module, _nearest_config(root, path) or config)
+        found = Found(path, module, nearest_config(root, path) or config)
         separate = next((names for names in SEPARATE if _fits(children, names)), None)
         if separate is not None:
             parts = zip("qkv", separate, strict=True)
@@ -150,13 +155,14 @@ def _output(root: nn.Module, path: str, children: dict[str, nn.Module], found: F
             return child, False
     if "." in path:
         sibling = getattr(root.get_submodule(path.rpartition(".")[0]), "output", None)
-        dense = getattr(sibling, "dense", None)
-        if is_matrix(dense):
-            return dense, True
+        for outside in (sibling, getattr(sibling, "dense", None)):
+            if is_matrix(outside):
+                return outside, True
     return None, False
 
 
-def _nearest_config(root: nn.Module, path: str) -> Any:
+def nearest_config(root: nn.Module, path: str) -> Any:
+    """The config of the module at ``path`` or of the nearest one above it, or None."""
     parts = path.split(".")
     for length in range(len(parts), -1, -1):
         config = getattr(root.get_submodule(".".join(parts[:length])), "config", None)

@@ -16,6 +16,7 @@ from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.folder import Folder
 from headwise.models.loading.hub import find
 from headwise.models.loading.silence import silenced
+from headwise.models.loading.weights import check_safetensors
 
 __all__ = ["skeleton", "skeleton_of_config"]
 
@@ -57,11 +58,41 @@ def skeleton(
         kind, config, notes = model_class(Folder(folder, raw, "safetensors"), where, trust_remote_code)
         notes = [note for note in notes if "was loaded as" not in note]
         notes += list(_missing(raw, config, where))
-        if raw.get("tie_word_embeddings") is False and getattr(config, "tie_word_embeddings", False):
-            # transformers ties the output matrix of T5 whatever the file says; the checkpoint has one of its own.
-            config.tie_word_embeddings = False
         module = _build(kind, config, where)
-    return module, notes
+        if raw.get("tie_word_embeddings") is False and config.tie_word_embeddings:
+            _untie(module)
+    return module, notes + _stored_apart(folder, module)
+
+
+def _stored_apart(folder: Path, module: nn.Module) -> list[str]:
+    """Say where the checkpoint stores an output matrix that the config ties to the embedding table.
+
+    It may be a copy, or weights of its own, which the config does not tell; only names and shapes are read.
+    """
+    try:
+        stored = check_safetensors(folder) if any(folder.glob("model*.safetensors*")) else {}
+    except ModelError as error:
+        return [f"the weights were not looked at: {error}"]
+    get = getattr(module, "get_output_embeddings", None)
+    output = getattr(get() if callable(get) else None, "weight", None)
+    if output is None:
+        return []
+    names = [name for name, weight in module.named_parameters(remove_duplicate=False) if weight is output]
+    held = [name for name in names if name in stored]
+    if len(held) < 2:
+        return []
+    return [
+        f"the config ties {' and '.join(held)}, and the checkpoint stores both: if they differ, the model has "
+        f"{output.numel():,} parameters more"
+    ]
+
+
+def _untie(module: nn.Module) -> None:
+    """Give the output matrix weights of its own: transformers ties that of T5 whatever config.json says."""
+    get = getattr(module, "get_output_embeddings", None)
+    output = get() if callable(get) else None
+    if output is not None:
+        output.weight = nn.Parameter(torch.empty_like(output.weight), requires_grad=False)
 
 
 def skeleton_of_config(config: Any) -> nn.Module:
@@ -86,6 +117,7 @@ def _class_of(config: Any) -> Any:
         kind = getattr(transformers, name, None)
         if kind is not None:
             return kind
+    tables: tuple[Any, ...]
     if getattr(config, "is_encoder_decoder", False):
         tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
     elif type(config) in auto.MODEL_FOR_MASKED_LM_MAPPING:

@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.families import is_cross, stack_of
-from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful
+from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful, nearest_config
 from headwise.verbs.cost_shape import read_shape
 
 __all__ = ["numbers_of"]
 
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE: Final = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "top_k", "moe_top_k")
-#: Parts that see one position of a sequence, not every token.
-ONCE: Final = ("pooler", "classifier", "score", "qa_outputs", "pre_classifier")
+#: Parts that see one position of every sequence.
+ONCE: Final = ("pooler",)
+#: Heads of a task, which see one position or all of them.
+TASK: Final = ("classifier", "score", "qa_outputs", "pre_classifier")
 
 
 def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
@@ -79,15 +81,13 @@ def _site(root: nn.Module, found: Found) -> AttentionNumbers:
         stack=stack,
         causal=causal,
         window=None if causal else _two_sided_window(found),
-        cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root),
+        cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root, found.path),
     )
 
 
-def keeps_cache(root: nn.Module) -> bool:
-    """Whether a model can keep keys and values between calls: its config says whether it does."""
-    config = getattr(root, "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    return hasattr(config, "use_cache") or hasattr(text, "use_cache")
+def keeps_cache(root: nn.Module, path: str) -> bool:
+    """Whether keys and values of a module can be kept between calls: its config says whether they are."""
+    return hasattr(nearest_config(root, path), "use_cache")
 
 
 def _two_sided_window(found: Found) -> int | None:
@@ -138,7 +138,10 @@ def _windows(sites: list[AttentionNumbers], config: Any) -> tuple[list[Attention
     decoder = [at for at, site in enumerate(sites) if site.stack == "decoder" and site.kind == "self" and site.causal]
     if not decoder or not isinstance(config, PreTrainedConfig):
         return sites, []
-    kinds, extras = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    text = config.get_text_config(decoder=True)
+    if not hasattr(text, "num_hidden_layers"):
+        return sites, []
+    kinds, extras = get_layer_types_and_kwargs(text)
     attending = [(kind, extra) for kind, extra in zip(kinds, extras, strict=True) if _attends(kind)]
     if len(attending) != len(decoder):
         if not any("sliding_window" in extra for extra in extras):
@@ -181,6 +184,7 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
     tied = output is not None and id(output) in tables
     ours = {id(part) for one in found for part in one.module.modules()}
     ours |= {id(one.output) for one in found}
+    once = 0
     matrices: dict[str, int] = {}
     skipped: dict[str, int] = {}
     repeats = round(len(sites) / len(found)) if len(sites) > len(found) else 1
@@ -191,7 +195,9 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
             continue
         if weight.ndim > 2:
             skipped[type(part).__name__] = skipped.get(type(part).__name__, 0) + 1
-        elif weight.ndim == 2 and any(word in ONCE for word in path.split(".")):
+        elif is_matrix(part) and any(word in ONCE for word in path.split(".")):
+            once += weight.numel()
+        elif is_matrix(part) and any(word in TASK for word in path.split(".")):
             skipped[path] = 1
         elif _is_expert(path):
             continue
@@ -199,16 +205,19 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
             seen.add(id(weight))
             stack = _stack(root, path, sites)
             matrices[stack] = matrices.get(stack, 0) + weight.numel() * (repeats if "layer_groups" in path else 1)
-    experts = sum(weight.numel() for path, weight in root.named_parameters() if _is_expert(path))
-    active, notes = _active(root, experts)
+    experts = {path: weight.numel() for path, weight in root.named_parameters() if _is_expert(path)}
+    biases = sum(count for path, count in experts.items() if "bias" in path.rpartition(".")[2])
+    share, notes = _share(root) if experts else (1.0, [])
     rest = Rest(
         parameters=sum(weight.numel() for weight in unique.values()),
         embedding=sum(table.numel() for table in tables.values()),
         tied=output.numel() if tied and output is not None else 0,
         head=0 if output is None else output.numel(),
         matrices=matrices,
-        experts=experts,
-        active_experts=active,
+        once=once,
+        experts=sum(experts.values()),
+        active_experts=round(sum(experts.values()) * share),
+        active_biases=round(biases * share),
         not_counted=tuple(name if count == 1 else f"{count} x {name}" for name, count in skipped.items()),
     )
     return rest, notes
@@ -218,18 +227,16 @@ def _is_expert(path: str) -> bool:
     return "experts" in path.split(".")
 
 
-def _active(root: nn.Module, experts: int) -> tuple[int, list[str]]:
-    """Weights of the experts that one token goes through, from the router's numbers in the config."""
-    if not experts:
-        return 0, []
-    config = getattr(root, "config", None)
+def _share(root: nn.Module) -> tuple[float, list[str]]:
+    """Experts that one token goes through over all of them, from the router's numbers in the config."""
+    config: Any = getattr(root, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     number = next((value for name in EXPERTS if (value := _number(text, name))), None)
     chosen = next((value for name in ACTIVE if (value := _number(text, name))), None)
     if number is None or chosen is None:
         looked = ", ".join((*EXPERTS, *ACTIVE))
-        return experts, [f"experts per token are not known (looked for {looked}): all experts are counted as used"]
-    return round(experts * chosen / number), []
+        return 1.0, [f"experts per token are not known (looked for {looked}): all experts are counted as used"]
+    return chosen / number, []
 
 
 def _stack(root: nn.Module, path: str, sites: Iterable[AttentionNumbers]) -> str:

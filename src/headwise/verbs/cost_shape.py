@@ -43,13 +43,28 @@ def read_shape(found: Found) -> AttentionNumbers:
         UnsupportedError: the width of a head cannot be told; what was looked for is listed.
         ModelError: the weights fit no whole number of heads, or the module says another number.
     """
-    if "kv_b_proj" in dict(found.module.named_children()):
+    if isinstance(found.module, nn.MultiheadAttention):
+        numbers = _torchs_own(found.module)
+    elif "kv_b_proj" in dict(found.module.named_children()):
         numbers = _latent(found)
     elif found.fused is not None:
         numbers = _fused(found)
     else:
         numbers = _separate(found)
     return _with_the_rest(found, numbers)
+
+
+def _torchs_own(module: nn.MultiheadAttention) -> AttentionNumbers:
+    """``nn.MultiheadAttention`` keeps its three projections in one parameter, not in a layer."""
+    bias = module.in_proj_bias is not None
+    return AttentionNumbers(
+        d_model=module.embed_dim,
+        query_heads=module.num_heads,
+        kv_heads=module.num_heads,
+        d_k=module.head_dim,
+        d_v=module.head_dim,
+        biases=(bias, bias, bias, _bias(module.out_proj)),
+    )
 
 
 def _separate(found: Found) -> AttentionNumbers:
@@ -158,14 +173,9 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
         numbers = replace(numbers, qk_norm="layer")
     known = {id(part) for part in (*found.separate.values(), found.fused, found.output) if part is not None}
     if numbers.latent is not None:
-        known |= {
-            id(children.get(name)) for name in ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-        }
-    matrices = sum(
-        part.weight.numel()  # type: ignore[union-attr, operator]
-        for part in found.module.modules()
-        if is_matrix(part) and id(part) not in known
-    )
+        known |= {id(children.get(name)) for name in LATENT}
+    further = (part for part in found.module.modules() if is_matrix(part) and id(part) not in known)
+    matrices = sum(width_in * width_out for width_in, width_out in map(widths, further))
     numbers = replace(numbers, matrices=numbers.matrices + matrices)
     others = _owned(found) - block_parameters(numbers).total
     if others < 0:

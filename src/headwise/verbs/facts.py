@@ -38,7 +38,9 @@ class BackendLog:
         ]
 
 
-def facts_of(model: Model, facts: Facts, log: BackendLog, warnings: Sequence[str]) -> dict[str, Any]:
+def facts_of(
+    model: Model, facts: Facts, log: BackendLog, warnings: Sequence[str], weight_hash: str | None = None
+) -> dict[str, Any]:
     """The arguments of :func:`headwise.artifacts.run_document` that do not come from the caller."""
     layout, module = model.layout, model.module
     found = dict(layout.facts)
@@ -48,7 +50,7 @@ def facts_of(model: Model, facts: Facts, log: BackendLog, warnings: Sequence[str
             "kind": model.source.kind,
             "path": model.source.path,
             "revision": model.source.revision,
-            "weight_hash": model.source.weight_hash,
+            "weight_hash": weight_hash or model.source.weight_hash,
             "class": type(module).__name__,
             "model_type": getattr(model.config, "model_type", None),
             "dtype": str(model.dtype).removeprefix("torch."),

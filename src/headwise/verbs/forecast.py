@@ -15,6 +15,8 @@ __all__ = ["Bar", "Forecast"]
 
 #: seconds; a run that is going to take longer says so
 _LONG: Final = 10.0
+#: seconds of measuring that tell the pace
+_WATCHED: Final = 2.0
 
 
 class Bar(Protocol):
@@ -25,7 +27,7 @@ class Bar(Protocol):
 
 
 class Forecast:
-    """Shows the batches done; warns of memory at once, and of time after the second batch.
+    """Shows the batches done; warns of memory at once, and of time once a few seconds tell the pace.
 
     Attributes:
         warnings: what was warned of, for ``run.json``.
@@ -44,22 +46,26 @@ class Forecast:
             )
         self._need = need
         self._first: tuple[float, int] | None = None
+        self._told = False
 
     def __call__(self, done: Progress) -> None:
-        """Take one finished batch. The first one warms up; the second tells the pace."""
+        """Take one finished batch. The first one warms up; those of the next seconds tell the pace."""
         if self._bar is not None:
             self._bar(done.batches, self._survey.batches, "measuring")
         now = time.monotonic()
         if self._first is None:
             self._first = (now, done.tokens)
-        elif done.batches == 2 and self._notice is not None and done.tokens > self._first[1]:
+        elif not self._told and now - self._first[0] > _WATCHED and done.tokens > self._first[1]:
+            self._told = True
             pace = (now - self._first[0]) / (done.tokens - self._first[1])
-            left = pace * (self._survey.tokens - done.tokens)
-            if left > _LONG:
-                self._notice(
-                    f"about {readable_seconds(left)} to go for {self._survey.tokens:,} tokens in "
-                    f"{self._survey.batches:,} batches, with an estimated {readable_bytes(self._need)} beside the weights"
-                )
+            self._tell(pace * (self._survey.tokens - done.tokens))
+
+    def _tell(self, left: float) -> None:
+        if left > _LONG and self._notice is not None:
+            self._notice(
+                f"about {readable_seconds(left)} to go for {self._survey.tokens:,} tokens in "
+                f"{self._survey.batches:,} batches, with an estimated {readable_bytes(self._need)} beside the weights"
+            )
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)

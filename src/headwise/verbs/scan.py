@@ -15,9 +15,9 @@ from headwise.artifacts import check_folder, run_document, write_run
 from headwise.data import batches
 from headwise.errors import InputError
 from headwise.heads import HeadTable
-from headwise.measures import PatternObserver, table_of
+from headwise.measures import Asked, MeasureObserver, resolve, table_of
 from headwise.models import Model, as_model, load
-from headwise.report import write_report
+from headwise.reports import write_report
 from headwise.trace import run
 from headwise.verbs.facts import BackendLog, facts_of
 from headwise.verbs.forecast import Bar, Forecast
@@ -65,6 +65,7 @@ def scan_run(
     texts: Any = None,
     *,
     inputs: Any = None,
+    measures: Asked = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     field: str | None = None,
@@ -89,6 +90,8 @@ def scan_run(
         texts: a file or several (.txt, .jsonl, .csv, .parquet), strings, or an iterable of strings.
         inputs: instead of texts, ready inputs: a .jsonl or .safetensors file, or an iterable of mappings from
             the model's input names to tensors.
+        measures: names of measures or of groups (:data:`headwise.measures.GROUPS`), or instances; the ten of the group
+            ``"pattern"`` by default.
         output: folder for run.json, heads.json and report.html; None writes nothing.
         overwrite: replace a finished run in ``output``.
         field, target_field: column of the text, and of the decoder's text.
@@ -111,6 +114,7 @@ def scan_run(
         RunError: ``output`` cannot be written, or holds a finished run.
     """
     started = time.monotonic()
+    taken = resolve(measures)
     if output is not None:
         check_folder(output, overwrite=overwrite)
     source, asked = source_of(texts, inputs, window=window, field=field, target_field=target_field)
@@ -119,20 +123,17 @@ def scan_run(
     survey = look_through(data, progress)
     handle = handle if handle.example is not None else replace(handle, example=survey.example)
     shown = Forecast(handle, survey.facts, batch_size, progress, notice)
-    observer, log = PatternObserver(), BackendLog()
+    observer, log = MeasureObserver(taken), BackendLog()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         run(handle, data, [observer, log], backend=backend, progress=shown)
+    if measures is not None:
+        asked["measures"] = [measure.name for measure in taken]
     asked |= {"batch_size": batch_size, "max_length": max_length, "limit": limit, "backend": backend}
-    table = table_of(
-        handle.layout,
-        observer,
-        model=handle.name,
-        weight_hash=handle.source.weight_hash,
-        parts=[survey.digest],
-    )
+    weights = handle.source.weight_hash
+    table = table_of(handle.layout, observer, model=handle.name, weight_hash=weights, parts=[survey.digest])
     document = run_document(
-        **facts_of(handle, data.facts, log, shown.warnings),
+        **facts_of(handle, data.facts, log, shown.warnings, weights),
         arguments=asked,
         seed=seed,
         seconds=time.monotonic() - started,

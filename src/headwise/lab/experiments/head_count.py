@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.lab.experiment import Experiment, Findings
-from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, RED, panels
+from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, RED, number_axis, panels
 from headwise.lab.outcome import Literature
 from headwise.lab.rule import Rule, Threshold
 from headwise.lab.sampling import generator, normal, seeds, slope
@@ -137,6 +137,10 @@ def measure(seed: int, size: str) -> Findings:
         "start": [sum(run[i] for run in starts) / len(starts) for i in range(len(WIDTHS))],
     }
     q = found.quantities
+    found.headline = (
+        f"parameters change by {q['parameter_change'].mean:.0%}; spread of logits d_k^{q['slope_scaled'].mean:.2f}"
+        f" for independent keys, d_k^{q['slope_match'].mean:.2f} for a matching key"
+    )
     found.finding = (
         f"From 1 to {HEAD_COUNTS[-1]} heads parameters and counted FLOPs change by {q['parameter_change'].mean:.0%}"
         f" and {q['flop_change'].mean:.0%}; exponentials and score memory grow {q['exponentials'].mean:.0f}-fold, in"
@@ -160,17 +164,21 @@ def draw(figure: Figure, series: Mapping[str, Any]) -> None:
         ("parameters", ORANGE, "s--", "parameters"),
     ):
         left.loglog(series["heads"], series[key], line, base=2, color=colour, label=label)
+    number_axis(left.xaxis, series["heads"])
+    number_axis(left.yaxis, series["heads"])
     left.set(title=f"Costs at d_model = {D_MODEL}", xlabel="heads h", ylabel="relative to one head")
     left.legend()
     for key, colour, line, label in (
-        ("raw", RED, "^-", "spread of q·k"),
         ("match", GREEN, "D-", "matching key, q·q / √d_k"),
+        ("raw", RED, "^:", "spread of q·k"),
         ("scaled", BLUE, "o-", "spread of q·k / √d_k"),
         ("start", ORANGE, "s--", "spread in a fresh layer"),
     ):
         right.loglog(series["d_k"], series[key], line, base=2, color=colour, label=label)
+    number_axis(right.xaxis, series["d_k"])
+    number_axis(right.yaxis, (1, 2, 4, 8, 16))
     right.axvspan(64, 128, color=GREY, alpha=0.12, linewidth=0)
-    right.text(66, min(series["start"]) * 1.1, "usual d_k", color=GREY, fontsize=8)
+    right.text(66, 1.1, "usual d_k", color=GREY, fontsize=8)
     right.set(title="Logits", xlabel="width of a head d_k", ylabel="nats")
     right.legend()
 

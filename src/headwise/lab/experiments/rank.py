@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.lab.experiment import Experiment, Findings
-from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, panels
+from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, number_axis, panels
 from headwise.lab.outcome import Literature
 from headwise.lab.rule import Rule, Threshold
 from headwise.lab.sampling import generator, normal, seeds
@@ -147,14 +147,18 @@ def measure(seed: int, size: str) -> Findings:
         meaning="weight on the right key, rank 2, keys on a circle",
     )
     q = found.quantities
+    found.headline = (
+        f"scores {longest[0]['scores']:.0f} of d_k = {D_K}, write {longest[0]['concat']:.0f} of d_model = {D_MODEL},"
+        f" mean of heads {longest[0]['mean']:.0f} of {D_K}"
+    )
     found.finding = (
         f"At n = {LENGTHS[-1]} the caps are kept and reached: scores {longest[0]['scores']:.0f} (d_k = {D_K}), layer"
         f" {longest[0]['concat']:.0f} (d_model = {D_MODEL}), mean of heads {longest[0]['mean']:.0f} (d_model / h ="
         f" {D_K}). Below d_model positions the layer's write always has rank n, so d_model is no constraint there."
         f" The softmax lifts the rank: patterns have {q['pattern_rank'].mean:.0%} of n. What low-rank scores cost"
         f" depends on the pattern: a random dense pattern of {FIT_TOKENS} tokens needs rank"
-        f" {q['needed_dense'].text()}, while a permutation needs rank 2 and large scores ({q['circle'].mean:.3f} on"
-        " the right key)."
+        f" {q['needed_dense'].text()} to come within 0.01 nats, while a permutation needs rank 2 and large scores"
+        f" ({q['circle'].mean:.3f} on the right key)."
     )
     return found
 
@@ -170,9 +174,11 @@ def draw(figure: Figure, series: Mapping[str, Any]) -> None:
     )
     for key, colour, line, label in lines:
         left.loglog(series["tokens"], series[key], line, base=2, color=colour, label=label)
+    number_axis(left.xaxis, series["tokens"])
+    number_axis(left.yaxis, series["tokens"])
     for cap, label in ((D_K, "d_k = d_model / h"), (D_MODEL, "d_model")):
         left.axhline(cap, color=GREY, linewidth=0.8, linestyle=":")
-        left.text(series["tokens"][0], cap * 1.06, label, color=GREY, fontsize=8)
+        left.text(series["tokens"][-1], cap * 0.78, label, color=GREY, fontsize=8, ha="right")
     left.set(title="Rank against the number of positions", xlabel="positions n", ylabel="numerical rank")
     left.legend()
     right.semilogy(

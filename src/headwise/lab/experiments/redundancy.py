@@ -168,6 +168,10 @@ def measure(seed: int, size: str) -> Findings:
             for name in CRITERIA
         }
     q = found.quantities
+    found.headline = (
+        f"cost of the {REMOVED} lowest scores over the cheapest set: {q['excess_copy'].text()} with copies,"
+        f" {q['excess_none'].text()} without"
+    )
     found.finding = (
         f"With a planted pair of copies, {q['free_alone'].mean:.0f} heads are free one at a time,"
         f" {q['free_together'].mean:.0f} of them together. Taking the {REMOVED} lowest scores, even exact ones with"

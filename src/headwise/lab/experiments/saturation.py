@@ -97,6 +97,10 @@ def measure(seed: int, size: str) -> Findings:
     found.add("wide_v", [run["v"][-1] for run in runs["wide"]], meaning="the same at W_V, one wide head")
     found.series["advantage"] = list(ADVANTAGES)
     q = found.quantities
+    found.headline = (
+        f"gradient left at W_Q: {q['wide_q'].mean:.0e} in one wide head, {q['one_head_q'].text()} with 1 of 8 heads"
+        f" saturated, {q['every_head_q'].mean:.0e} with all 8"
+    )
     found.finding = (
         f"With a lead of 20 nats for one key, {q['wide_q'].mean:.1e} of the gradient at W_Q and"
         f" {q['wide_k'].mean:.1e} of that at W_K are left in the wide head (at W_V {q['wide_v'].text()}: only Q and K"

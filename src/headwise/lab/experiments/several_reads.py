@@ -134,6 +134,10 @@ def measure(seed: int, size: str) -> Findings:
     )
     found.series["heads"] = list(counts)
     q = found.quantities
+    found.headline = (
+        f"left of the target, 1 head against 3: kept apart {q['wide_apart'].mean:.2f} and"
+        f" {q['three_apart'].mean:.2f}, averaged {q['wide_mix'].mean:.2f} and {q['three_mix'].mean:.2f}"
+    )
     found.finding = (
         f"Where three contents must be kept apart, one wide head leaves {q['wide_apart'].text()} of the target (no"
         f" such layer can do better than {floor('apart', 1):.3f}) and three heads leave {q['three_apart'].text()}."

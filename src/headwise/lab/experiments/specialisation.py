@@ -135,7 +135,7 @@ def train(seed: int, steps: int) -> History:
     history = History()
     every = max(1, steps // LOOKS)
     for step in range(steps + 1):
-        if step % every == 0:
+        if step % every == 0 or step == steps:
             history.steps.append(step)
             history.scores.append(look(model, text)[0])
             history.losses.append(losses(model, text))
@@ -238,6 +238,12 @@ def measure(seed: int, size: str) -> Findings:
         "final": last[0].tolist(),
         "losses": runs[0].losses,
     }
+    q = found.quantities
+    found.headline = (
+        f"{q['emerged'].mean:.3g} of {len(ROLES)} jobs find a head; of {LAYERS * HEADS} heads"
+        f" {q['jobless'].text().removesuffix(' heads')} without a job, {q['sharing'].text().removesuffix(' heads')}"
+        " with another head's"
+    )
     found.finding = _finding(found)
     return found
 
@@ -245,15 +251,18 @@ def measure(seed: int, size: str) -> Findings:
 def _finding(found: Findings) -> str:
     q = found.quantities
     best = ", ".join(f"{role} {q[f'best_{role}'].text()}" for role in ROLES)
+    count = {name: q[name].text().removesuffix(" heads") for name in ("jobless", "sharing", "several")}
     return (
         f"Before training no head gives more than {q['start'].over('max'):.2f} of its weight to any job's key; after"
-        f" {found.series['steps'][-1]} steps {q['emerged'].text()} have a head (largest shares: {best}). They are"
-        " used: without the best previous-token head the loss on repeated tokens rises by"
-        f" {q['needs_previous'].text()}, from {q['loss_induction'].text()}, although that head never looks at the"
-        " repeat; the induction head in the layer above does. But heads do not divide the work one by one: of"
-        f" {LAYERS * HEADS} heads {q['jobless'].text().removesuffix(' heads')} have none of the four jobs,"
-        f" {q['sharing'].text().removesuffix(' heads')} have a job that another one already has, and"
-        f" {q['several'].text().removesuffix(' heads')} have more than one."
+        f" {found.series['steps'][-1]} steps {q['emerged'].text()} have a head (largest shares: {best})."
+        " Previous-token and induction heads come late and together, first seen at step"
+        f" {q['step_previous'].mean:.0f} and {q['step_induction'].mean:.0f}. They are used: without the best"
+        " previous-token head, whose job lies in the first copy of a block, the loss on the second copy rises by"
+        f" {q['needs_previous'].text()}, from {q['loss_induction'].text()}, as it must if an induction head a layer"
+        f" above reads what it wrote; without the best induction head it rises by {q['needs_induction'].text()}. But"
+        f" heads do not divide the work one by one: of {LAYERS * HEADS} heads {count['jobless']} have none of the"
+        f" four jobs, {count['sharing']} have a job that another one already has, and {count['several']} have more"
+        " than one."
     )
 
 
@@ -332,7 +341,7 @@ EXPERIMENT = Experiment(
             ),
         ),
         condition=(
-            "it is said of jobs, not of heads: every job finds a head, but heads share jobs, have several, or have none"
+            "each head is read as some heads: every job finds a head, but heads share jobs, have several, or have none"
         ),
     ),
     measure=measure,

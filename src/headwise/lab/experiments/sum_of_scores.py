@@ -43,7 +43,7 @@ def compare(scores_HQK: Tensor) -> dict[str, Any]:
     """The mean of the heads' patterns against one softmax over the sum, at logits of several spreads."""
     unit = scores_HQK / scores_HQK.std()
     total = unit.sum(0) / HEADS**0.5
-    found: dict[str, Any] = {"usual": [], "best": [], "followed": []}
+    found: dict[str, Any] = {"usual": [], "best": [], "followed": [], "kept": []}
     for spread in SPREADS:
         heads = (unit * spread).softmax(-1)
         mixture = heads.mean(0)
@@ -51,8 +51,9 @@ def compare(scores_HQK: Tensor) -> dict[str, Any]:
         found["best"].append(min(distance(mixture, (total * spread * t).softmax(-1)) for t in TEMPERATURES))
         favourites = heads.argmax(-1)
         wide = (total * spread).softmax(-1)
-        fair = wide[torch.arange(TOKENS), favourites] >= 0.5 / HEADS
-        found["followed"].append(float(fair.double().mean()))
+        for name, pattern in (("followed", wide), ("kept", mixture)):
+            fair = pattern[torch.arange(TOKENS), favourites] >= 0.5 / HEADS
+            found[name].append(float(fair.double().mean()))
     product = (unit * HEADS**-0.5).log_softmax(-1).sum(0).softmax(-1)
     found["product"] = float((product - total.softmax(-1)).abs().max())
     return found
@@ -104,6 +105,11 @@ def measure(seed: int, size: str) -> Findings:
             "share of the heads' favourite keys that the wide head gives half a fair share 1/(2h), logits of spread 4"
         ),
     )
+    found.add(
+        "favourites_kept",
+        [run["kept"][SPREADS.index(4.0)] for run in runs],
+        meaning="the same for the mean of the heads' patterns",
+    )
     mean = {
         key: [sum(run[key][i] for run in runs) / len(runs) for i in range(len(SPREADS))]
         for key in runs[0]
@@ -111,14 +117,19 @@ def measure(seed: int, size: str) -> Findings:
     }
     found.series = {"spread": list(SPREADS), **mean}
     q = found.quantities
+    found.headline = (
+        f"scores agree to {q['score_gap'].over('max'):.0e}, patterns differ by {q['pattern_distance'].text()} (total"
+        " variation)"
+    )
     found.finding = (
         f"The scores agree to {q['score_gap'].over('max'):.0e}. The patterns do not: at logits of spread 1 their"
         f" total variation distance is {q['pattern_distance'].text()}, at logits of spread 4"
         f" {q['sharp_distance'].text()} even at the wide softmax's best temperature. One softmax over a sum is the"
         f" normalised product of the heads' patterns (to {q['product_gap'].over('max'):.0e}), so a key needs the"
         " consent of all heads; their sum is a mixture, where one head is enough: at spread 4 the wide head follows"
-        f" only {q['favourites_followed'].text()} of the heads' favourites. At spread 0.05, where a softmax is nearly"
-        f" linear, the two agree to {q['tiny_distance'].text()}."
+        f" only {q['favourites_followed'].text()} of the heads' favourites, the mixture"
+        f" {q['favourites_kept'].text()}. At spread 0.05, where a softmax is nearly linear, the two agree to"
+        f" {q['tiny_distance'].text()}."
     )
     return found
 
@@ -130,7 +141,9 @@ def draw(figure: Figure, series: Mapping[str, Any]) -> None:
     left.semilogx(series["spread"], series["best"], "s--", color=ORANGE, label="best temperature")
     left.set(title="Mixture of heads against one softmax", ylabel="total variation distance", ylim=(0, None))
     left.legend()
-    right.semilogx(series["spread"], series["followed"], "o-", color=BLUE)
+    right.semilogx(series["spread"], series["kept"], "s--", color=ORANGE, label="sum of the heads' patterns")
+    right.semilogx(series["spread"], series["followed"], "o-", color=BLUE, label="one softmax over the sum")
+    right.legend()
     right.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
     right.set(title="Favourite keys that survive the sum", ylabel="share of the heads' favourites", ylim=(0, 1.05))
     for axes in (left, right):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from headwise.kernels import Answer, Problem, Visible, Wanted, run
 from headwise.lab.experiment import Experiment, Findings
-from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, RED, panels
+from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, RED, number_axis, panels
 from headwise.lab.outcome import Literature
 from headwise.lab.rule import Rule, Threshold
 from headwise.lab.sampling import generator, seeds, slope
@@ -143,6 +143,9 @@ def measure(seed: int, size: str) -> Findings:
     found.series["scores"] = [4 * HEADS * tokens**2 for tokens in lengths]
     q = found.quantities
     dense, tiled = (found.series[road][-1] / 2**20 for road in ("dense", "tiled"))
+    found.headline = (
+        f"{q['saved'].mean:.0f} times less memory at n = {longest}; it grows as n^{q['exponent_tiled'].mean:.2f}"
+    )
     found.finding = (
         f"At n = {longest} and {HEADS} heads the dense road holds {dense:.0f} MiB at its peak, the tiled road"
         f" {tiled:.1f} MiB: {q['saved'].mean:.0f} times less, with an error of {q['error_tiled'].mean:.0e} against"
@@ -168,6 +171,7 @@ def draw(figure: Figure, series: Mapping[str, Any]) -> None:
         label="n x n scores alone",
     )
     axes.set_yscale("log", base=10)
+    number_axis(axes.xaxis, series["tokens"])
     axes.set(
         title=f"Peak memory of one call, {HEADS} heads of width {WIDTH}, float32", xlabel="positions n", ylabel="MiB"
     )

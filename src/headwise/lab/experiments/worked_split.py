@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise.kernels import attention
 from headwise.lab.experiment import Experiment, Findings
-from headwise.lab.figures import BLUE, GREY, ORANGE, RED, panels
+from headwise.lab.figures import BLUE, GREY, ORANGE, RED, number_axis, panels
 from headwise.lab.rule import Rule, Threshold
 from headwise.lab.sampling import generator, normal, seeds
 
@@ -80,6 +80,10 @@ def measure(seed: int, size: str) -> Findings:
         "single on A": [float(pair[1][0, 0]) for pair in sharp],
     }
     q = found.quantities
+    found.headline = (
+        f"weights {q['head_1_on_A'].mean:.3f} on A and {q['head_2_on_B'].mean:.3f} on B; the single head"
+        f" {q['single_on_favourite'].mean:.3f} and {1 - q['single_on_favourite'].mean:.3f}"
+    )
     found.finding = (
         f"Head 1 puts {q['head_1_on_A'].mean:.3f} on A, head 2 puts {q['head_2_on_B'].mean:.3f} on B; the single head"
         f" gives {q['single_on_favourite'].mean:.3f} to A and the rest to B in every channel. From the two heads W_O"
@@ -112,6 +116,7 @@ def draw(figure: Figure, series: Mapping[str, Any]) -> None:
         ("single on A", RED, "^--"),
     ):
         right.semilogx(series["sharpness"], series[name], line, base=2, color=colour, label=name)
+    number_axis(right.xaxis, series["sharpness"])
     right.set(title="Sharper: the single head chooses", xlabel="query multiplied by", ylabel="weight", ylim=(0.4, 1.02))
     right.legend()
 

@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from headwise.errors import ModelError
 from headwise.layout import Block
+from headwise.models.cut_modules import cut_of
 
 __all__ = ["check_counts", "check_groups", "nearest_config"]
 
@@ -53,7 +54,7 @@ def check_counts(root: nn.Module, path: str, block: Block) -> None:
         ModelError: both numbers are named.
     """
     config = nearest_config(root, path)
-    if config is None:
+    if config is None or cut_of(root.get_submodule(path)) is not None:
         return
     _compare(config, path, _HEADS, "query heads", block.query_heads)
     if _first(config, _KV_HEADS) is not None:
@@ -62,7 +63,7 @@ def check_counts(root: nn.Module, path: str, block: Block) -> None:
 
 def _compare(config: PretrainedConfig, path: str, names: tuple[str, ...], what: str, seen: int) -> None:
     stated = _first(config, names)
-    if stated is None or seen in _numbers(config, "head"):
+    if stated is None or seen in _numbers(config, "head") or (seen == 1 and getattr(config, "multi_query", False)):
         return
     raise ModelError(
         f"{path}: the weights have {seen} {what}, but {type(config).__name__} says {stated[0]} = {stated[1]}; "

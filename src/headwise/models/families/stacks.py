@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from headwise.models.families.counts import nearest_config
@@ -41,6 +42,9 @@ def is_cross(path: str, arguments: Mapping[str, Any]) -> bool:
         part in _CROSS_NAMES or part.startswith(("cross_att", "crossatt", "encoder_att", "encdec")) for part in parts
     ):
         return True
+    query, key = arguments.get("query"), arguments.get("key")
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and query is not key:
+        return query.shape != key.shape or not torch.equal(query, key)
     own = next((arguments[name] for name in ("hidden_states", "query", "queries", "x") if name in arguments), None)
     for name in _FOREIGN:
         foreign = arguments.get(name)

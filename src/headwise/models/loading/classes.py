@@ -90,28 +90,43 @@ def _remote_class(folder: Folder, own_code: dict[str, Any], where: str) -> Any |
 
 
 def _library_class(config: Any, where: str, *, gguf: bool) -> tuple[Any, str | None]:
-    import transformers
-    from transformers import PreTrainedModel
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
     named = [str(name) for name in getattr(config, "architectures", None) or []]
     for name in named:
-        kind = getattr(transformers, name, None)
-        if isinstance(kind, type) and issubclass(kind, PreTrainedModel) and _fits(kind, config):
+        kind = _named_class(name, config)
+        if kind is not None:
             return kind, None
     if gguf and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
     if type(config) not in MODEL_MAPPING:
         raise UnsupportedError(
-            f"{where}: transformers has no class for {named or 'the type'} {config.model_type!r}; correct "
-            "architectures in config.json"
+            f"{where}: transformers has no class {', '.join(named) or 'at all'} for the type "
+            f"{config.model_type!r}; correct "
+            f"architectures in config.json"
         )
-    kind = MODEL_MAPPING[type(config)]
-    kind = kind[0] if isinstance(kind, tuple) else kind
+    kind = _several(MODEL_MAPPING[type(config)])[0]
     why = f"transformers has no {named[0]} for this type" if named else "config.json names no architectures"
     return kind, f"{why}, so the model was loaded as {kind.__name__}"
 
 
-def _fits(kind: Any, config: Any) -> bool:
+def _named_class(name: str, config: Any) -> Any | None:
+    """The class of this name, if it is made for this config or an auto class pairs the two."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    kind = getattr(transformers, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        return None
     wanted = getattr(kind, "config_class", None)
-    return isinstance(wanted, type) and isinstance(config, wanted)
+    if isinstance(wanted, type) and isinstance(config, wanted):
+        return kind
+    for label in dir(modeling_auto):
+        pairs = getattr(modeling_auto, label) if label.endswith("_MAPPING") else None
+        if pairs is not None and type(config) in pairs and kind in _several(pairs[type(config)]):
+            return kind
+    return None
+
+
+def _several(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)

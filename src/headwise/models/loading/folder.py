@@ -68,7 +68,10 @@ def inspect(path: Path, *, allow_pickle: bool) -> Folder:
         return _one_file(path)
     if not path.is_dir():
         raise ModelError(f"{path}: is neither a folder nor a file; check the path")
-    names = sorted(child.name for child in path.iterdir())
+    try:
+        names = sorted(child.name for child in path.iterdir())
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
     if not names:
         raise ModelError(f"{path}: the folder is empty; give a folder with config.json and weights")
     _refuse_adapter(path, names)

@@ -66,7 +66,10 @@ def _cached(name: str, revision: str | None, cache_dir: str | Path | None) -> Fo
         raise ModelError(
             f"{name}: there is no such folder, and it is not a valid hub id ({error}); check the path"
         ) from None
-    except LocalEntryNotFoundError:
+    except LocalEntryNotFoundError as error:
+        part = getattr(error, "snapshot_path", None)  # some files are there; which are missing shows when they are read
+        if part is not None:
+            return Found(Path(part), "hub", Path(part).name)
         version = f" at revision {revision}" if revision else ""
         raise ModelError(
             f"{name}: looked for it as a folder ({Path(name).absolute()}) and as a hub id{version} in the local cache "

@@ -3,9 +3,10 @@
 The rules, by the part of the model that a name belongs to:
 
 * *missing* (the model has it, the checkpoint does not, so it would be random): allowed only for the small projection
-  behind ``pooler`` (``pooler.dense`` and the like), whose output no attention reads, and for buffers that are computed
-  and not learned. Where only the head of a task is missing (a classifier, a language model's output), the model below
-  it is used instead, and a note says so.
+  behind ``pooler`` (``pooler.dense`` and the like), whose output no attention reads; for the embedding that stands in
+  for masked input in training (``masked_spec_embed``, ``mask_token``); and for buffers that are computed, not
+  learned. Where only the head of a task is missing (a classifier, a language model's output), the model below it is
+  used instead, and a note says so.
 * *left over* (the checkpoint has it, the model does not): allowed for other tasks' heads, poolers and old computed
   buffers. Refused inside the body of the model: a layer or a bias that is not used means that config and weights
   disagree.
@@ -25,9 +26,10 @@ from headwise.errors import ModelError, UnsupportedError
 __all__ = ["Verdict", "judge"]
 
 _POOLER: Final = re.compile(r"(^|\.)pooler\.(dense\.|activation\.)?(weight|bias)$")
+_MASKING: Final = re.compile(r"(^|\.)(masked_spec_embed|mask_token)$")
 _COMPUTED: Final = re.compile(
-    r"(^|\.)(position_ids|token_type_ids|inv_freq|original_inv_freq|num_batches_tracked|masked_bias|final_logits_bias"
-    r"|rotary_emb\.[\w.]+|(attn|attention)\.bias)$"
+    r"(^|\.)(position_ids|token_type_ids|inv_freq|original_inv_freq|num_batches_tracked|masked_bias|final_logits_bias|version"
+    r"|rotary_emb\.[\w.]+|embed_positions\.(weights|_float_tensor)|(attn|attention)\.bias)$"
 )
 
 
@@ -67,7 +69,7 @@ def judge(
     needed = sorted(name for name in missing if not _COMPUTED.search(name))
     outside = [name for name in needed if prefix and not name.startswith(prefix)]
     inside = [name for name in needed if name not in outside]
-    random = [name for name in inside if _POOLER.search(name)]
+    random = [name for name in inside if _POOLER.search(name) or _MASKING.search(name)]
     lost = [name for name in inside if name not in random]
     if lost:
         raise ModelError(
@@ -81,7 +83,7 @@ def judge(
             f"{type(body).__name__}, is used without the head"
         )
         random = [name.removeprefix(prefix) for name in random]
-    elif random and type(module) is not type(body):
+    elif any(_POOLER.search(name) for name in random) and module is not body:
         raise ModelError(
             f"{where}: the checkpoint lacks {_some(random)}, which the head of {type(module).__name__} reads, so "
             "it would be "
@@ -123,7 +125,7 @@ def _left_over(
         short = name.removeprefix(prefix).removeprefix(f"{own}." if own else "")
         inside = short.split(".")[0] in parts or (prefix and name.startswith(prefix))
         computed = _COMPUTED.search(name) and len(shapes.get(name, (1, 1, 1, 1))) != 1
-        if _POOLER.search(name) or not inside:
+        if _POOLER.search(name) or _MASKING.search(name) or not inside:
             foreign.append(name)
         elif not computed:
             odd.append(name)

@@ -140,6 +140,8 @@ def _check_values(module: nn.Module) -> None:
             raise ModelError(
                 f"{name}: has no values (it is on the meta device); load the weights before the model is wrapped"
             )
+        if hasattr(value, "ds_id"):
+            raise UnsupportedError(f"{name}: is split by DeepSpeed; gather the model, or give it before it is split")
         kind = type(value.data)
         if kind.__name__ == "DTensor":
             raise UnsupportedError(f"{name}: is split over devices (DTensor); give a model that is whole on one device")

@@ -1,0 +1,141 @@
+"""Collects covariances of head outputs from the attention calls of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.data import Batch
+from headwise.errors import MeasureError
+from headwise.kernels import Problem, Wanted
+from headwise.layout import HeadLayout, Site
+from headwise.measures.covariance.accumulate import Scatter
+from headwise.measures.covariance.statistics import SiteStatistics, Statistics
+from headwise.models import AttentionCall
+from headwise.trace import PADDING, row_kinds
+
+__all__ = ["CovarianceObserver", "layer_of", "taken_rows"]
+
+
+class CovarianceObserver:
+    """Adds up the concatenated head outputs of every site, and the energy of the residual stream before its layer.
+
+    Use it with :func:`headwise.trace.run`, inside :meth:`watching` for the energies; see :func:`headwise.statistics`.
+
+    Args:
+        skip_first: rows to leave out at the beginning of every passage (the massive activations of decoders).
+
+    Attributes:
+        scatters: of the head outputs of each site.
+        gradients: of the gradient at each layer's output; see :func:`capturing`.
+        taken: (B, Q) bool, the rows taken in the latest call of each site.
+    """
+
+    def __init__(self, skip_first: int = 0) -> None:
+        self.skip_first = skip_first
+        self.scatters: dict[Site, Scatter] = {}
+        self.gradients: dict[Site, Scatter] = {}
+        self.taken: dict[Site, Tensor] = {}
+        self._shape: dict[Site, tuple[int, int]] = {}
+        self._energy: dict[Site, tuple[float, int]] = {}
+        self._inputs: dict[str, Tensor] = {}
+        self._layers: dict[str, str] = {}
+
+    @contextmanager
+    def watching(self, module: nn.Module, layout: HeadLayout) -> Iterator[CovarianceObserver]:
+        """Inside, the input of every layer that holds an attention module is looked at."""
+        handles = []
+        for path in layout.blocks:
+            layer = layer_of(module, path)
+            if layer is not None:
+                self._layers[path] = layer
+        try:
+            for layer in dict.fromkeys(self._layers.values()):
+                hook = self._keep(layer)
+                handles.append(module.get_submodule(layer).register_forward_pre_hook(hook, with_kwargs=True))
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._inputs.clear()
+
+    def _keep(self, layer: str) -> Any:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = args[0] if args else kwargs.get("hidden_states")
+            if isinstance(given, Tensor) and given.ndim == 3:
+                self._inputs[layer] = given.detach()
+            else:
+                self._inputs.pop(layer, None)
+
+        return hook
+
+    def want(self, site: Site, problem: Problem, batch: Batch | None) -> Wanted:  # noqa: ARG002
+        """Nothing beside z."""
+        return Wanted()
+
+    def see(self, call: AttentionCall, batch: Batch | None) -> None:
+        """Take the rows of one call."""
+        taken_BQ = self.taken[call.site] = taken_rows(call, batch, self.skip_first)
+        heads, d_v = call.z.shape[1], call.z.shape[3]
+        flat_BQW = call.z.detach().transpose(1, 2).flatten(2)
+        scatter = self.scatters.setdefault(call.site, Scatter(heads * d_v, flat_BQW.device))
+        self._shape[call.site] = (heads, d_v)
+        rows_NW = flat_BQW.flatten(0, 1) if bool(taken_BQ.all()) else flat_BQW[taken_BQ]
+        scatter.add(rows_NW)
+        self._add_energy(call, taken_BQ)
+
+    def _add_energy(self, call: AttentionCall, taken_BQ: Tensor) -> None:
+        layer = self._layers.get(call.block.module)
+        hidden = None if layer is None else self._inputs.get(layer)
+        if hidden is None or hidden.shape[:2] != taken_BQ.shape:
+            return
+        squares_BQ = hidden.float().square().sum(-1, dtype=torch.float64)
+        total, rows = self._energy.get(call.site, (0.0, 0))
+        self._energy[call.site] = (total + float(squares_BQ[taken_BQ].sum()), rows + int(taken_BQ.sum()))
+
+    def statistics(self, layout: HeadLayout, **facts: Any) -> Statistics:
+        """The statistics of every site of ``layout``; ``facts`` as :class:`Statistics` takes them.
+
+        Raises:
+            MeasureError: a site was never called.
+        """
+        silent = [site for site in layout.sites if site not in self.scatters]
+        if silent:
+            raise MeasureError(
+                f"{len(silent)} of {len(layout.sites)} attention sites were not called, the first is {silent[0].key}; "
+                "give inputs that reach them"
+            )
+        return Statistics([self._of(site) for site in layout.sites], skip_first=self.skip_first, **facts)
+
+    def _of(self, site: Site) -> SiteStatistics:
+        heads, d_v = self._shape[site]
+        scatter = self.scatters[site]
+        total, rows = self._energy.get(site, (0.0, 0))
+        energy = total / rows if rows and rows == scatter.rows else None
+        return SiteStatistics(site, heads, d_v, scatter, self.gradients.get(site), energy)
+
+
+def taken_rows(call: AttentionCall, batch: Batch | None, skip_first: int) -> Tensor:
+    """(B, Q) bool: the real rows of a call, but for the first so many of each passage."""
+    real_BQ = row_kinds(call.site, call.problem, batch) != PADDING
+    return real_BQ & (real_BQ.cumsum(-1) > skip_first) if skip_first else real_BQ
+
+
+def layer_of(module: nn.Module, path: str) -> str | None:
+    """The path of the layer that an attention module belongs to: the innermost member of a list of modules around it.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        >>> layer_of(BertModel(config), "encoder.layer.0.attention.self")
+        'encoder.layer.0'
+    """
+    parts = path.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if isinstance(module.get_submodule(".".join(parts[:end])), nn.ModuleList):
+            return ".".join(parts[: end + 1])
+    return None

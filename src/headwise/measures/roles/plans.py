@@ -1,0 +1,262 @@
+"""What a role asks of one batch: pairs, the mass on a class of keys, or blocks of the pattern.
+
+Three roads, by what the rule named:
+
+* few keys per row, all visible keys competing: their weights come from the kernels' pairs, the largest weight from the
+  rows' argmax (O(n));
+* one large class of keys for the whole passage: attention with indicator columns as values (O(n));
+* words, or chosen candidates: the pattern of a few rows at a time, summed over words (never n x n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headwise.measures.roles.links import Bools, Groups, Ints, Pairs
+from headwise.measures.roles.nulls import chance_of, shuffled_groups, shuffled_pairs
+from headwise.measures.roles.reading import Passage
+from headwise.measures.roles.role import Role, found_by
+
+__all__ = ["ClassPlan", "GroupPlan", "GroupRows", "PairPlan", "Plan", "plan_of"]
+
+#: Keys per row up to which pairs are asked for one by one.
+MOST_PAIRS: Final = 8
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Pairs: keys and shuffled keys (S, B, Q) in the positions of the call, -1 for none; offsets (S, B, Q) and whether
+    a key is the passage's first (B, Q) for the baseline."""
+
+    role: Role
+    keys: Tensor
+    null: Tensor
+    offsets: Tensor
+    first: Tensor
+
+
+@dataclass(frozen=True)
+class ClassPlan:
+    """A class of keys: members and as many other keys (B, K); rows that it is about (B, Q)."""
+
+    role: Role
+    members: Tensor
+    others: Tensor
+    rows: Tensor
+    passages: Sequence[Passage]
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """The rows of one passage, as tensors.
+
+    Attributes:
+        first, last: (R,) first and last query position of each row, in the call.
+        members: (M, 2) of row and query position, for each query token of each row.
+        share: (M,) one over the number of query tokens of the row.
+        unit: (K of the call,) the key group of each key position, -1 for none.
+        units: number of key groups.
+        targets, null: (R, S) key groups, -1 for none.
+        candidates: (1 or R, U) bool or None.
+        own: (R,) the group that does not compete in its own row, -1 for none.
+        places: (R,) the row's place among the key groups, -1 for none.
+        labels: for each row an index into ``names``.
+        names: labels.
+        renormalised: whether weights are divided by that on all candidates.
+        fixed_first: whether always looking at the first key is a baseline (not for cross-attention, where every key is).
+    """
+
+    first: Ints
+    last: Ints
+    members: Ints
+    share: NDArray[np.float64]
+    unit: Tensor
+    units: int
+    targets: Ints
+    null: Ints
+    candidates: Bools | None
+    own: Ints
+    places: Ints
+    labels: Ints
+    names: tuple[str, ...]
+    renormalised: bool
+    fixed_first: bool
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Words or chosen candidates: the rows of each passage of the batch."""
+
+    role: Role
+    rows: Sequence[GroupRows | None]
+
+
+Plan: TypeAlias = PairPlan | ClassPlan | GroupPlan
+
+
+def plan_of(role: Role, passages: Sequence[Passage], shape: tuple[int, int], seed: int, device: torch.device) -> Plan | None:
+    """What ``role`` asks of a batch; None where it names nothing in it.
+
+    Args:
+        role: the role.
+        passages: the passages of the batch.
+        shape: query and key positions of the call.
+        seed: of the shuffled pairs.
+        device: where tensors go.
+    """
+    found = [_of_tokens(role, found_by(role, passage.tokens), passage) for passage in passages]
+    if all(one is None for one in found):
+        return None
+    if any(isinstance(one, Groups) for one in found):
+        listed = [_as_groups(one, passage) for one, passage in zip(found, passages, strict=True)]
+        rows = [
+            None if one is None else _rows(role, one, passage, shape[1], seed)
+            for one, passage in zip(listed, passages, strict=True)
+        ]
+        return GroupPlan(role, rows)
+    pairs = [one if isinstance(one, Pairs) else None for one in found]
+    width = max(one.keys.shape[1] for one in pairs if one is not None)
+    if width <= MOST_PAIRS:
+        return _pair_plan(role, pairs, passages, shape, width, seed, device)
+    if all(one is None or len(one.keys) == 1 for one in pairs):
+        return _class_plan(role, pairs, passages, shape, seed, device)
+    several = [None if one is None else _rows(role, _as_groups(one, passage), passage, shape[1], seed)
+               for one, passage in zip(pairs, passages, strict=True)]
+    return GroupPlan(role, several)
+
+
+def _of_tokens(role: Role, found: Pairs | Groups | None, passage: Passage) -> Pairs | Groups | None:
+    """Without the rows of special tokens."""
+    special = np.array(passage.tokens.special, np.bool_)
+    if found is None or not special.any():
+        return found
+    if isinstance(found, Pairs):
+        kept = ~special[found.queries]
+        if not kept.any():
+            return None
+        return Pairs(found.queries[kept], found.keys if len(found.keys) == 1 and len(kept) > 1 else found.rows()[kept])
+    keep = [row for row, query in enumerate(found.queries) if not all(special[at] for at in query)]
+    if len(keep) == len(found):
+        return found
+    if not keep:
+        return None
+    at = np.array(keep, np.int64)
+    return Groups(
+        [found.queries[row] for row in keep],
+        found.places[at],
+        found.targets[at],
+        found.groups,
+        found.candidates if found.candidates is None or len(found.candidates) == 1 else found.candidates[at],
+        found.own,
+        None if found.labels is None else [found.labels[row] for row in keep],
+        found.renormalised,
+    )
+
+
+def _as_groups(found: Pairs | Groups | None, passage: Passage) -> Groups | None:
+    if found is None or isinstance(found, Groups):
+        return found
+    return Groups([(int(one),) for one in found.queries], found.queries, found.rows(), renormalised=False)
+
+
+def _pair_plan(
+    role: Role,
+    pairs: Sequence[Pairs | None],
+    passages: Sequence[Passage],
+    shape: tuple[int, int],
+    width: int,
+    seed: int,
+    device: torch.device,
+) -> PairPlan:
+    keys, null, offsets = (np.full((width, len(passages), shape[0]), -1, np.int64) for _ in range(3))
+    first = np.zeros((len(passages), shape[0]), np.bool_)
+    for row, (one, passage) in enumerate(zip(pairs, passages, strict=True)):
+        if one is None:
+            continue
+        at = passage.queries[one.queries]
+        drawn = shuffled_pairs(one, passage.tokens, chance_of(seed, passage.tokens.passage, role.name))
+        for into, named in ((keys, one.rows()), (null, drawn)):
+            into[: named.shape[1], row, at] = np.where(named >= 0, passage.keys[named.clip(0)], -1).T
+        place = np.zeros(len(one), np.int64) if passage.tokens.keys is not None else one.queries
+        offsets[: one.keys.shape[1], row, at] = (one.rows() - place[:, None]).T
+        first[row, at] = (one.rows() == 0).any(1) & (passage.tokens.keys is None)
+    return PairPlan(role, *(torch.from_numpy(part).to(device) for part in (keys, null, offsets, first)))
+
+
+def _class_plan(
+    role: Role,
+    pairs: Sequence[Pairs | None],
+    passages: Sequence[Passage],
+    shape: tuple[int, int],
+    seed: int,
+    device: torch.device,
+) -> ClassPlan:
+    members, others = (np.zeros((len(passages), shape[1]), np.bool_) for _ in range(2))
+    rows = np.zeros((len(passages), shape[0]), np.bool_)
+    for row, (one, passage) in enumerate(zip(pairs, passages, strict=True)):
+        if one is None:
+            continue
+        named = one.keys[0][one.keys[0] >= 0]
+        free = np.setdiff1d(np.arange(len(passage.keys)), named)
+        chance = chance_of(seed, passage.tokens.passage, role.name)
+        drawn = chance.permutation(free)[: len(named)]
+        members[row, passage.keys[named]] = True
+        others[row, passage.keys[drawn]] = True
+        rows[row, passage.queries[one.queries]] = True
+    return ClassPlan(role, *(torch.from_numpy(part).to(device) for part in (members, others, rows)), passages)
+
+
+def _rows(role: Role, groups: Groups | None, passage: Passage, keys: int, seed: int) -> GroupRows | None:
+    if groups is None or not len(groups):
+        return None
+    unit, last, count = _units(groups, passage, keys)
+    lengths = np.array([len(query) for query in groups.queries], np.int64)
+    row_of = np.repeat(np.arange(len(groups)), lengths)
+    flat = passage.queries[np.concatenate([np.array(query, np.int64) for query in groups.queries])]
+    first = np.array([min(query) for query in groups.queries], np.int64)
+    cross = passage.tokens.keys is not None
+    own = np.full(len(groups), -1, np.int64) if groups.own else groups.places
+    allowed = np.ones((len(groups), count), np.bool_) if groups.candidates is None else np.array(
+        np.broadcast_to(groups.candidates, (len(groups), count)))
+    at = np.flatnonzero(own >= 0)
+    allowed[at, own[at]] = False
+    chance = chance_of(seed, passage.tokens.passage, role.name)
+    names = tuple(dict.fromkeys(groups.labels)) if groups.labels is not None else ("",)
+    place = {name: index for index, name in enumerate(names)}
+    labels = np.array([place[one] for one in groups.labels], np.int64) if groups.labels is not None else np.zeros(len(groups), np.int64)
+    return GroupRows(
+        first=np.minimum.reduceat(flat, np.concatenate([[0], np.cumsum(lengths)[:-1]])),
+        last=np.maximum.reduceat(flat, np.concatenate([[0], np.cumsum(lengths)[:-1]])),
+        members=np.stack([row_of, flat], axis=1),
+        share=1.0 / lengths[row_of],
+        unit=torch.from_numpy(unit),
+        units=count,
+        targets=groups.targets,
+        null=shuffled_groups(groups, allowed, last, first, passage.tokens.causal and not cross, chance),
+        candidates=groups.candidates,
+        own=own,
+        places=np.zeros(len(groups), np.int64) if cross else groups.places,
+        labels=labels,
+        names=names,
+        renormalised=groups.renormalised,
+        fixed_first=not cross,
+    )
+
+
+def _units(groups: Groups, passage: Passage, keys: int) -> tuple[Ints, Ints, int]:
+    """The key group of each key of the call, the last passage position of each group, and their number."""
+    unit = np.full(keys, -1, np.int64)
+    if groups.groups is None:
+        unit[passage.keys] = np.arange(len(passage.keys))
+        return unit, np.arange(len(passage.keys)), len(passage.keys)
+    last = np.array([max(one) for one in groups.groups], np.int64)
+    for index, positions in enumerate(groups.groups):
+        unit[passage.keys[list(positions)]] = index
+    return unit, last, len(groups.groups)

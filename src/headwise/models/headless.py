@@ -1,0 +1,99 @@
+"""Attention modules of which no head is left: their own code runs on tensors without elements.
+
+Two things stop it. ``view(batch, -1, 0, width)`` cannot tell what -1 stands for; inside such a module it is told from
+the shape that is viewed. And a key-value cache whose layer holds no elements says that it holds no tokens; its
+layer is made one that counts them. The cache of such a layer takes 0 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
+
+__all__ = ["HeadlessLayer", "run_without_heads"]
+
+
+class HeadlessLayer(DynamicLayer):
+    """A layer of a key-value cache whose keys (B, 0, K, D_k) have no elements, and which counts its tokens all the same."""
+
+    def get_seq_length(self) -> int:
+        """How many tokens it has seen."""
+        return int(self.keys.shape[-2]) if self.is_initialized and self.keys is not None and self.keys.ndim == 4 else 0
+
+
+def run_without_heads(module: nn.Module) -> None:
+    """Let the forward code of ``module`` run without heads; a second time changes nothing."""
+    if any(isinstance(hook, _Enter) for hook in module._forward_pre_hooks.values()):
+        return
+    modes: list[TorchFunctionMode] = []
+    module.register_forward_pre_hook(_Enter(modes))
+    module.register_forward_hook(_Leave(modes), with_kwargs=True, always_call=True)
+
+
+class _Enter:
+    def __init__(self, modes: list[TorchFunctionMode]) -> None:
+        self.modes = modes
+
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        mode = _Views()
+        mode.__enter__()
+        self.modes.append(mode)
+
+
+class _Leave:
+    def __init__(self, modes: list[TorchFunctionMode]) -> None:
+        self.modes = modes
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any = None) -> None:
+        if self.modes:
+            self.modes.pop().__exit__(None, None, None)
+        for cache in _caches([*args, *kwargs.values()]):
+            for layer in cache.layers:
+                keys = getattr(layer, "keys", None)
+                if type(layer) is DynamicLayer and isinstance(keys, Tensor) and keys.ndim == 4 and keys.shape[1] == 0:
+                    layer.__class__ = HeadlessLayer
+
+
+def _caches(given: list[Any]) -> Iterator[Cache]:
+    for value in given:
+        if isinstance(value, EncoderDecoderCache):
+            yield from (value.self_attention_cache, value.cross_attention_cache)
+        elif isinstance(value, Cache):
+            yield value
+
+
+class _Views(TorchFunctionMode):
+    """Tells what -1 stands for in a view of a tensor without elements."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.view, Tensor.reshape, torch.reshape) and args and args[0].numel() == 0:
+            shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+            if -1 in shape and 0 in shape:
+                return func(args[0], _resolved(tuple(args[0].shape), tuple(shape)))
+        return func(*args, **(kwargs or {}))
+
+
+def _resolved(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """``target`` with -1 replaced, after the axes that both have in common at either end.
+
+    >>> _resolved((2, 7, 0), (2, -1, 0, 8))
+    (2, 7, 0, 8)
+    >>> _resolved((2, 7, 0), (-1, 0))
+    (14, 0)
+    """
+    at = target.index(-1)
+    start, end = 0, 0
+    while start < min(at, len(source)) and source[start] == target[start]:
+        start += 1
+    while end < min(len(target) - at - 1, len(source) - start) and source[-1 - end] == target[-1 - end]:
+        end += 1
+    rest = source[start : len(source) - end]
+    alone = len(target) - start - end == 1
+    size = prod(rest) if alone else (rest[0] if rest else 1)
+    return (*target[:at], size, *target[at + 1 :])

@@ -40,7 +40,8 @@ float finish_row(const Call& c, const Row& row, int64_t batch) {
     return 0.0f;
   }
   const double log_sum = std::log(row.sum);
-  c.lse[at] = static_cast<float>(row.max * kLn2 + log_sum);
+  // A visible score of +inf leaves no weights (inf - inf), but its log-sum-exp is known.
+  c.lse[at] = std::isinf(row.max) && row.max > 0 ? row.max : static_cast<float>(row.max * kLn2 + log_sum);
   const double entropy = log_sum - kLn2 * (row.weighted / sum);
   c.entropy[at] = static_cast<float>(entropy < 0.0 ? 0.0 : entropy);
   c.max_weight[at] = static_cast<float>(factor);

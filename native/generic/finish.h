@@ -147,7 +147,7 @@ static void finish_tile(Worker& w, Tile& t) {
       factor = finish_row(c, row, w.b);
       write_row(w, row, o, factor);
     }
-    if (c.classes)
+    if (c.class_weights)
       write_output(c.class_weights + ((w.b * c.H + row.head) * c.Q + row.query) * c.n_classes, classes, c.n_classes,
                    factor, row.visible == 0);
     if (c.pair_rows) {

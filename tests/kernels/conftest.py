@@ -23,6 +23,19 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(params=native.core().targets() if native.core() else ["none"])
+def target(request):
+    """Every instruction set that the native kernel was built for and that this machine can run."""
+    with native.forced(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def no_native(monkeypatch):
+    """As where the compiled extension cannot be loaded."""
+    monkeypatch.setattr("headwise.kernels.native.why_not", lambda: "the native kernel is not built")
+
+
 @pytest.fixture
 def uniform():
     """A problem whose queries are zero, so that every visible key gets the same weight: values (K,) or (G, K)."""

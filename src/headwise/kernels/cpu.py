@@ -63,9 +63,8 @@ def refusal(problem: Problem, wanted: Wanted) -> str | None:
         return "a predicate is a Python function, which it cannot call"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode derivatives are being taken, and it has none"
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if any(wrapped(tensor) for tensor in tensors_of(problem)):
-        return "torch.func has wrapped the tensors, and it reads memory"
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func is at work, and it reads memory"
     return None
 
 

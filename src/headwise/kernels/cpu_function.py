@@ -9,6 +9,7 @@ from headwise.kernels import native
 from headwise.kernels.problem import Problem
 from headwise.kernels.tiled_core import Raw
 from headwise.kernels.tiled_op import fake_pass, gradients_of_pass, remember_pass
+from headwise.kernels.tiled_scores import hidden_score
 from headwise.kernels.tiled_spec import Spec
 
 __all__ = ["attend_core"]
@@ -71,7 +72,7 @@ def _attention(
         entropy if statistics else nothing,
         far[0] if distance else nothing.clone(),
         max_weight.log_(),
-        top,
+        top.clamp_(min=hidden_score(top.dtype)),  # of a row that saw nothing, as the backward pass has it
         out.whole[0].clone() if statistics else nothing.long(),
     )
 

@@ -6,14 +6,28 @@ whether it could be loaded, which target runs, and the addresses and strides tha
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["TYPES", "Extras", "Output", "Rules", "core", "forward", "readable", "received", "target", "why_not"]
+__all__ = [
+    "TYPES",
+    "Extras",
+    "Output",
+    "Rules",
+    "core",
+    "forced",
+    "forward",
+    "readable",
+    "received",
+    "target",
+    "why_not",
+]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -55,6 +69,19 @@ def target() -> str:
 def why_not() -> str | None:
     """Why the kernel cannot run on this machine at all; None when it can."""
     return _LOADED.why_not
+
+
+@contextlib.contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Run a certain target inside the block; for tests and measurements."""
+    global _LOADED  # noqa: PLW0603
+    before = _LOADED
+    assert before.core is not None
+    _LOADED = before._replace(target=before.core.targets().index(name), name=name)
+    try:
+        yield
+    finally:
+        _LOADED = before
 
 
 class Output(NamedTuple):
@@ -172,7 +199,11 @@ def forward(
         floats = torch.empty((n + top, batch, heads, queries), dtype=torch.float32)
         whole = torch.empty((2, batch, heads, queries), dtype=torch.int64)
         at, step, counts = floats.data_ptr(), 4 * batch * heads * queries, whole.data_ptr()
-        beside = (at + 3 * step if sinks else 0, at + (3 + sinks) * step if distance else 0, at + n * step if top else 0)
+        beside = (
+            at + 3 * step if sinks else 0,
+            at + (3 + sinks) * step if distance else 0,
+            at + n * step if top else 0,
+        )
         rows = (at, at + step, at + 2 * step, counts, counts + 2 * step, *beside)
     if extras is not None:
         lists = _pair_lists(extras, q, keep)

@@ -26,9 +26,7 @@ __all__ = ["Core", "attend", "refusal"]
 class Core(Protocol):
     """One differentiable pass over a problem in its dtype of computation, with plain groups and no sinks."""
 
-    def __call__(
-        self, problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None
-    ) -> Raw:
+    def __call__(self, problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None) -> Raw:
         """Compute the pass."""
 
 

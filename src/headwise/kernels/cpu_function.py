@@ -23,12 +23,33 @@ def attend_core(problem: Problem, *, statistics: bool, distance: bool, pairs: Te
     """
     del pairs  # they follow from lse
     visible, rule = problem.visible, problem.rule
-    options = (visible.causal, visible.window, problem.offset, problem.scale, rule.softcap, statistics, distance)
-    causal, window, offset, *rest = options
-    outputs: tuple[Tensor, ...] = _attention(
-        problem.q, problem.k, problem.v, rule.bias, rule.additive_mask, visible.key_padding, visible.mask, *options
+    spec = Spec(
+        visible.causal,
+        visible.window,
+        problem.offset,
+        None,
+        problem.scale,
+        rule.softcap,
+        statistics,
+        distance,
     )
-    return Spec(causal, window, offset, None, *rest).raw(*outputs)
+    outputs: tuple[Tensor, ...] = _attention(
+        problem.q,
+        problem.k,
+        problem.v,
+        rule.bias,
+        rule.additive_mask,
+        visible.key_padding,
+        visible.mask,
+        spec.causal,
+        spec.window,
+        spec.offset,
+        spec.scale,
+        spec.softcap,
+        spec.statistics,
+        spec.distance,
+    )
+    return spec.raw(*outputs)
 
 
 @torch.library.custom_op("headwise::attention", mutates_args=(), device_types="cpu")

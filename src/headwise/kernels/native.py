@@ -7,6 +7,7 @@ whether it could be loaded, which target runs, and the addresses and strides tha
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from types import ModuleType
@@ -39,18 +40,33 @@ class _Loaded(NamedTuple):
     why_not: str | None
 
 
+def _extension() -> ModuleType:
+    """The compiled extension; ``HEADWISE_CORE`` names another build of it (the sanitizers' runs use it)."""
+    other = os.environ.get("HEADWISE_CORE")
+    if other is None:
+        from headwise.kernels import _core  # type: ignore[attr-defined]
+
+        return _core  # type: ignore[no-any-return]
+    spec = importlib.util.spec_from_file_location("headwise.kernels._core", other)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"HEADWISE_CORE={other} is not an extension module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _load() -> _Loaded:
     try:
-        from headwise.kernels import _core  # type: ignore[attr-defined]
+        extension = _extension()
     except ImportError as error:
         return _Loaded(None, 0, "", f"the compiled extension headwise.kernels._core could not be loaded: {error}")
-    names = _core.targets()
+    names = extension.targets()
     forced = os.environ.get("HEADWISE_TARGET")
     if forced is not None and forced not in names:
         reason = f"HEADWISE_TARGET={forced} is not a target that this machine can run ({', '.join(names)})"
         return _Loaded(None, 0, "", reason)
     index = names.index(forced) if forced is not None else 0
-    return _Loaded(_core, index, names[index], None)
+    return _Loaded(extension, index, names[index], None)
 
 
 _LOADED = _load()

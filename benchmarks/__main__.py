@@ -37,7 +37,9 @@ def machine() -> str:
         lines = [line for line in cpuinfo.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
         model = lines[0].split(":", 1)[1].strip() if lines else model
     capability = torch.backends.cpu.get_cpu_capability()
-    return f"{model}, {os.cpu_count()} CPUs ({capability}), {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return (
+        f"{model}, {os.cpu_count()} CPUs ({capability}), {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
 
 
 def main() -> None:

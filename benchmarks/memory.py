@@ -69,7 +69,9 @@ def table(full: bool) -> list[tuple[str, str, str, str]]:
         shown = [f"{side} {'does not fit' if got is None else f'{got / 2**20:.0f}'}" for side, got in sides.items()]
         plain, scan = sides["plain"], sides["scan"]
         ratio = f"{scan / plain:.3f}" if plain and scan else "-"
-        rows.append((f"peak growth, SmolLM2 base, {tokens} tokens, MiB", *shown[:2], f"{ratio}; {', '.join(shown[2:])}"))
+        rows.append(
+            (f"peak growth, SmolLM2 base, {tokens} tokens, MiB", *shown[:2], f"{ratio}; {', '.join(shown[2:])}")
+        )
     return rows
 
 

@@ -1,7 +1,7 @@
 """Generated pages of docs/: written from the code that they describe, and checked for freshness.
 
-    python tools/generate_docs.py            write them
-    python tools/generate_docs.py --check    exit 1 where one is not what would be written
+python tools/generate_docs.py            write them
+python tools/generate_docs.py --check    exit 1 where one is not what would be written
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headwise.layout import HeadId as HeadId
     from headwise.layout import HeadLayout as HeadLayout
     from headwise.layout import SiteKey as SiteKey
+    from headwise.measures import check_measure as check_measure
     from headwise.models import Model as Model
     from headwise.models import discover as discover
     from headwise.models import load as load
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from headwise.nn import KVCache as KVCache
     from headwise.nn import MultiHeadAttention as MultiHeadAttention
     from headwise.verbs.cost import cost as cost
+    from headwise.verbs.importance import importance as importance
+    from headwise.verbs.redundancy import redundancy as redundancy
     from headwise.verbs.report import report as report
     from headwise.verbs.scan import scan as scan
+    from headwise.verbs.statistics import statistics as statistics
     from headwise.verbs.watch import watch as watch
 
     __version__: str
@@ -51,14 +55,18 @@ _HOMES = {
     "MultiHeadAttention": "headwise.nn",
     "SiteKey": "headwise.layout",
     "attention": "headwise.kernels",
+    "check_measure": "headwise.measures",
     "cost": "headwise.verbs",
     "discover": "headwise.models",
     "gate": "headwise.models",
+    "importance": "headwise.verbs",
     "load": "headwise.models",
     "observe": "headwise.models",
     "read_run": "headwise.artifacts",
+    "redundancy": "headwise.verbs",
     "report": "headwise.verbs",
     "scan": "headwise.verbs",
+    "statistics": "headwise.verbs",
     "watch": "headwise.verbs",
     "wrap": "headwise.models",
 }

@@ -221,15 +221,12 @@ def test_cache_fails_if_it_keeps_query_heads(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("road", ["tiled", "tiled, backward"])
 def test_tiling_fails_if_the_scores_exist_after_all(monkeypatch: pytest.MonkeyPatch, road: str) -> None:
-    lengths = {"small": (256, 512, 1024)}
-    monkeypatch.setattr(tiling, "LENGTHS", lengths)
     assert verdict("tiling") is Verdict.HOLDS
     monkeypatch.setitem(tiling.ROADS, road, ("eager", *tiling.ROADS[road][1:]))
     assert verdict("tiling") is Verdict.FAILS
 
 
 def test_tiling_fails_if_it_is_inexact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "LENGTHS", {"small": (256, 512, 1024)})
     monkeypatch.setattr(tiling, "error", lambda road, tokens, seed: 1e-3)
     assert verdict("tiling") is Verdict.FAILS
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from headwise.lab.experiments.tiling import PeakBytes
+from headwise.lab.experiments.tiling import ROADS, PeakBytes, memory
 
 
 def test_peak_counts_what_is_alive_together() -> None:
@@ -40,3 +41,19 @@ def test_what_a_backward_pass_keeps_is_counted() -> None:
     with PeakBytes() as peak:
         x.exp().exp().sum().backward()
     assert peak.peak >= 3 * 404
+
+
+def test_an_address_that_is_used_again_counts_again() -> None:
+    with PeakBytes() as peak:
+        for _ in range(50):
+            outside = torch.from_numpy(np.zeros(101, dtype=np.float32))
+            kept = outside + 1
+            del outside
+            again = [kept + number for number in range(3)]
+            del kept, again
+    assert peak.peak == 4 * 404
+
+
+def test_the_same_call_gives_the_same_bytes() -> None:
+    found = {tuple(memory(road, 257, 0).peak for road in ROADS) for _ in range(5)}
+    assert len(found) == 1

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
 from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
+from headwise.artifacts._documents import MODEL_FORMAT as MODEL_FORMAT
+from headwise.artifacts._documents import MODEL_VERSION as MODEL_VERSION
+from headwise.artifacts._documents import REDUNDANCY_FORMAT as REDUNDANCY_FORMAT
+from headwise.artifacts._documents import REDUNDANCY_VERSION as REDUNDANCY_VERSION
 from headwise.artifacts._documents import ROLES_FORMAT as ROLES_FORMAT
 from headwise.artifacts._documents import ROLES_VERSION as ROLES_VERSION
 from headwise.artifacts._documents import RUN_FORMAT as RUN_FORMAT
 from headwise.artifacts._documents import RUN_VERSION as RUN_VERSION
-from headwise.artifacts._documents import REDUNDANCY_FORMAT as REDUNDANCY_FORMAT
-from headwise.artifacts._documents import REDUNDANCY_VERSION as REDUNDANCY_VERSION
 from headwise.artifacts._documents import STATISTICS_FORMAT as STATISTICS_FORMAT
 from headwise.artifacts._documents import STATISTICS_VERSION as STATISTICS_VERSION
 from headwise.artifacts._documents import check_document as check_document
@@ -40,6 +42,8 @@ __all__ = [
     "HEADS_FILE",
     "HEADS_FORMAT",
     "HEADS_VERSION",
+    "MODEL_FORMAT",
+    "MODEL_VERSION",
     "REDUNDANCY_FORMAT",
     "REDUNDANCY_VERSION",
     "REPORT_FILE",

@@ -22,6 +22,8 @@ STATISTICS_FORMAT: Final = "headwise.statistics"
 STATISTICS_VERSION: Final = "1.0"
 REDUNDANCY_FORMAT: Final = "headwise.redundancy"
 REDUNDANCY_VERSION: Final = "1.0"
+MODEL_FORMAT: Final = "headwise.model"
+MODEL_VERSION: Final = "1.0"
 ROLES_FORMAT: Final = "headwise.roles"
 ROLES_VERSION: Final = "1.0"
 
@@ -30,6 +32,7 @@ _VERSIONS: Final = {
     RUN_FORMAT: RUN_VERSION,
     STATISTICS_FORMAT: STATISTICS_VERSION,
     REDUNDANCY_FORMAT: REDUNDANCY_VERSION,
+    MODEL_FORMAT: MODEL_VERSION,
     ROLES_FORMAT: ROLES_VERSION,
 }
 _LARGEST: Final = 2**29

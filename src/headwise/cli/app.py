@@ -21,6 +21,9 @@ __all__ = ["app", "run"]
 #: Each verb and the module that holds its command, in the order in which help lists them.
 VERBS: dict[str, str] = {
     "scan": "headwise.cli.scan",
+    "importance": "headwise.cli.importance",
+    "redundancy": "headwise.cli.redundancy",
+    "statistics": "headwise.cli.statistics",
     "report": "headwise.cli.report",
     "cost": "headwise.cli.cost",
     "lab": "headwise.cli.lab",

@@ -64,6 +64,11 @@ def check(options: dict[str, Any]) -> None:
     help="Ready model inputs: .jsonl of input_ids, or .safetensors of named tensors.",
 )
 @click.option(
+    "--measures",
+    metavar="NAMES",
+    help="Measures or groups of them, separated by commas: pattern, rank, replaceable, spread, ...  [default: pattern]",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
@@ -109,6 +114,8 @@ def measure(sink: Sink, options: dict[str, Any]) -> ScanResult:
     from headwise import verbs
 
     given = {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+    if "measures" in given:
+        given["measures"] = [name.strip() for name in given["measures"].split(",") if name.strip()]
     model, texts, sentences = given.pop("model"), given.pop("text", ()), given.pop("sentence", ())
     sources = [*texts, *sentences]
     if sources:
@@ -127,7 +134,9 @@ def tell(sink: Sink, result: ScanResult) -> None:
 
         sink.document(scan_document(result))
         return
-    from headwise.cli.render import scan_page
+    from headwise.cli.head_tables import measures_page
+    from headwise.cli.render import SHOWN, scan_page
 
     console = sink.console()
-    console.print(scan_page(result, console), crop=False)
+    page = scan_page if SHOWN in result.table.measures else measures_page
+    console.print(page(result, console), crop=False)

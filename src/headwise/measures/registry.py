@@ -42,8 +42,8 @@ def resolve(asked: Asked = None) -> tuple[Measure, ...]:
         asked: names of measures, names of groups (``"pattern"``, ...), or instances; None for the default.
 
     Raises:
-        InputError: an unknown name (with the nearest one), something that is no measure, a measure that keeps state, or
-            two different measures of one name.
+        InputError: an unknown name (with the nearest one), something that is no measure, or two different measures
+            of one name.
 
     Example:
         >>> [measure.name for measure in resolve(["entropy", "max_weight"])]
@@ -85,7 +85,5 @@ def _meant(one: object) -> tuple[Measure, ...]:
             f"measures holds a {type(one).__name__}; give names, or instances of RowMeasure, PooledMeasure "
             "or WeightMeasure"
         )
-    if not getattr(getattr(one, "__dataclass_params__", None), "frozen", False):
-        raise InputError(f"measure {one.name!r} must be a frozen dataclass, so that it can keep no state")
     one.info  # noqa: B018  (refuses a name or a range that a table cannot have)
     return (one,)

@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from headwise.models.headless import run_without_heads
 from headwise.models.standin import own_function
 
-__all__ = ["CutConfig", "HeadCut", "cut_of", "install", "past_adapter"]
+__all__ = ["CutConfig", "HeadCut", "cut_of", "install", "past_adapter", "restate"]
 
 _NAME = "headwise_cut"
 _LOCK = threading.Lock()
@@ -35,14 +35,17 @@ class HeadCut:
     Attributes:
         heads: the query heads that are left, by their numbers in the model before it was first cut.
         original: how many query heads there were.
-        kv_map: for each head that is left the key-value head that it reads, counted among those that are left; None where
+        kv_map: for each head that is left the key-value head that it reads, counted among those that are left; None
+            where
             they are evenly grouped, so that the module's own code pairs them.
         kv_heads: how many key-value heads are left.
         attributes: values of the module's attributes.
         config: values that the module's code reads from its config.
-        select: whether tensors with a head axis that reach attention from outside (position biases, masks) are narrowed to
+        select: whether tensors with a head axis that reach attention from outside (position biases, masks) are
+            narrowed to
             the heads that are left.
         d_k, d_v: widths of a key and of a value.
+        fused: how many projections the weight of the keys holds.
     """
 
     heads: tuple[int, ...]
@@ -54,6 +57,7 @@ class HeadCut:
     select: bool = False
     d_k: int = 0
     d_v: int = 0
+    fused: int = 1
 
     @property
     def adapts(self) -> bool:
@@ -79,7 +83,23 @@ def install(module: nn.Module, cut: HeadCut) -> None:
         object.__setattr__(module, "config", base)
     object.__setattr__(module, _NAME, cut)
     if not cut.heads:
-        run_without_heads(module)
+        run_without_heads(module, cut.fused)
+
+
+def restate(owner: nn.Module) -> None:
+    """Let a layer state the size that its weight has."""
+    weight = getattr(owner, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        return
+    first, second = weight.shape
+    for names, sizes in (
+        (("out_features", "in_features"), (first, second)),
+        (("nf", "nx"), (second, first)),
+        (("num_embeddings", "embedding_dim"), (first, second)),
+    ):
+        for name, size in zip(names, sizes, strict=True):
+            if isinstance(vars(owner).get(name), int):
+                setattr(owner, name, size)
 
 
 class CutConfig:

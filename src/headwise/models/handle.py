@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from headwise.errors import InputError
 from headwise.models.loading.demands import input_rules
 from headwise.models.loading.modules import check_module, unwrapped
 from headwise.models.source import Source, weight_hash
+from headwise.models.surgery_record import SurgeryRecord
 
 if TYPE_CHECKING:
     from headwise.data import InputRules
@@ -33,6 +35,7 @@ class Model:
         example: inputs for one small forward pass, used to find the heads; None lets headwise make some.
         notes: what the user should know about how it was loaded.
         tokenizer_note: why there is no tokenizer, or None.
+        surgery: what was cut out of it and the proof, or None.
     """
 
     module: nn.Module
@@ -42,6 +45,7 @@ class Model:
     example: Mapping[str, Tensor] | None = None
     notes: tuple[str, ...] = ()
     tokenizer_note: str | None = None
+    surgery: SurgeryRecord | None = None
     _layout: HeadLayout | None = field(default=None, init=False, repr=False)
 
     @property
@@ -82,6 +86,27 @@ class Model:
     def input_rules(self) -> InputRules:
         """What the model demands of its input."""
         return input_rules(self.module)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False, max_shard_size: int = 5 * 10**9) -> Path:
+        """Save the model, cut or whole, as a folder of safetensors and JSON that :func:`headwise.load` reads.
+
+        Where the result can be said in transformers' own terms (uniform head counts in a family that takes them), the
+        folder is a plain transformers checkpoint as well; elsewhere ``from_pretrained`` finds no weights in it and
+        says so.
+
+        Args:
+            folder: the target; it must not exist, or be empty, unless ``overwrite`` is given and it was saved by
+                headwise.
+            overwrite: whether a model that headwise saved there may be replaced.
+            max_shard_size: bytes of the largest file of weights.
+
+        Raises:
+            RunError: the folder may not be written, or writing failed; nothing half-done is left.
+            UnsupportedError: the model's class is not one of transformers', so it could not be built again.
+        """
+        from headwise.models.saving import save_model
+
+        return save_model(self, folder, overwrite=overwrite, max_shard_size=max_shard_size)
 
     def __repr__(self) -> str:
         kind = type(self.module).__name__

@@ -1,7 +1,8 @@
 """Attention modules of which no head is left: their own code runs on tensors without elements.
 
-Two things stop it. ``view(batch, -1, 0, width)`` cannot tell what -1 stands for; inside such a module it is told from
-the shape that is viewed. And a key-value cache whose layer holds no elements says that it holds no tokens; its
+Three things stop it. ``view(batch, -1, 0, width)`` cannot tell what -1 stands for; inside such a module it is told from
+the shape that is viewed. ``split(0)`` of nothing gives one part where the code expects queries, keys and values. And
+a key-value cache whose layer holds no elements says that it holds no tokens; its
 layer is made one that counts them. The cache of such a layer takes 0 bytes.
 """
 
@@ -19,30 +20,35 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 __all__ = ["HeadlessLayer", "run_without_heads"]
 
 
-class HeadlessLayer(DynamicLayer):
-    """A layer of a key-value cache whose keys (B, 0, K, D_k) have no elements, and which counts its tokens all the same."""
+class HeadlessLayer(DynamicLayer):  # type: ignore[misc]
+    """A layer of a key-value cache whose keys (B, 0, K, D_k) have no elements; it counts its tokens all the same."""
 
     def get_seq_length(self) -> int:
         """How many tokens it has seen."""
         return int(self.keys.shape[-2]) if self.is_initialized and self.keys is not None and self.keys.ndim == 4 else 0
 
 
-def run_without_heads(module: nn.Module) -> None:
-    """Let the forward code of ``module`` run without heads; a second time changes nothing."""
+def run_without_heads(module: nn.Module, fused: int) -> None:
+    """Let the forward code of ``module`` run without heads; a second time changes nothing.
+
+    Args:
+        module: the attention module.
+        fused: into how many parts its code splits what its projections put out, where that has no columns.
+    """
     if any(isinstance(hook, _Enter) for hook in module._forward_pre_hooks.values()):
         return
     modes: list[TorchFunctionMode] = []
-    module.register_forward_pre_hook(_Enter(modes))
+    module.register_forward_pre_hook(_Enter(modes, fused))
     module.register_forward_hook(_Leave(modes), with_kwargs=True, always_call=True)
 
 
 class _Enter:
-    def __init__(self, modes: list[TorchFunctionMode]) -> None:
-        self.modes = modes
+    def __init__(self, modes: list[TorchFunctionMode], fused: int) -> None:
+        self.modes, self.fused = modes, fused
 
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        mode = _Views()
-        mode.__enter__()
+        mode = _Views(self.fused)
+        mode.__enter__()  # type: ignore[no-untyped-call]
         self.modes.append(mode)
 
 
@@ -52,7 +58,7 @@ class _Leave:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any = None) -> None:
         if self.modes:
-            self.modes.pop().__exit__(None, None, None)
+            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for cache in _caches([*args, *kwargs.values()]):
             for layer in cache.layers:
                 keys = getattr(layer, "keys", None)
@@ -69,13 +75,19 @@ def _caches(given: list[Any]) -> Iterator[Cache]:
 
 
 class _Views(TorchFunctionMode):
-    """Tells what -1 stands for in a view of a tensor without elements."""
+    """Tells what -1 stands for in a view of a tensor without elements, and splits such a tensor into parts."""
+
+    def __init__(self, fused: int) -> None:
+        super().__init__()
+        self.fused = fused
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func in (Tensor.view, Tensor.reshape, torch.reshape) and args and args[0].numel() == 0:
             shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
             if -1 in shape and 0 in shape:
                 return func(args[0], _resolved(tuple(args[0].shape), tuple(shape)))
+        if func in (Tensor.split, torch.split) and len(args) > 1 and args[1] == 0 and args[0].numel() == 0:
+            return (args[0],) * self.fused
         return func(*args, **(kwargs or {}))
 
 

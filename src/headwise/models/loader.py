@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from headwise.errors import InputError, ModelError, UnsupportedError
+from headwise.models.cut_modules import install
 from headwise.models.handle import Model, wrap
 from headwise.models.loading.classes import model_class
 from headwise.models.loading.companions import FAILURES, load_processor, load_tokenizer
@@ -17,6 +18,7 @@ from headwise.models.loading.folder import Folder, check_config, inspect
 from headwise.models.loading.hub import Found, find
 from headwise.models.loading.keys import Verdict, judge
 from headwise.models.loading.modules import check_module
+from headwise.models.loading.saved import cuts_of, read_model_file, rebuilt, record_of
 from headwise.models.loading.silence import silenced
 from headwise.models.source import Source, weight_hash
 
@@ -82,6 +84,9 @@ def load(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
+    saved = read_model_file(found.path)
+    if saved is not None and saved["layout"] == "headwise":
+        return _load_saved(path_or_id, found, saved, wanted_dtype, wanted_device)
     try:
         folder = inspect(found.path, allow_pickle=allow_pickle)
     except ModelError as error:
@@ -94,6 +99,9 @@ def load(
         processor = load_processor(folder.path, trust_remote_code=trust_remote_code)
     check_module(module)
     _refuse_not_finite(module, verdict, str(found.path))
+    if saved is not None:
+        for path, cut in cuts_of(saved):
+            install(module.get_submodule(path), cut)
     module = _placed(module, wanted_device)
     extra = [reason for reason in (tokenizer.reason, processor.reason) if reason is not None]
     return Model(
@@ -103,6 +111,30 @@ def load(
         _source(path_or_id, found, module, verdict),
         notes=tuple(dict.fromkeys([*folder.notes, *notes, *verdict.notes, *extra, *heard])),
         tokenizer_note=tokenizer.reason,
+        surgery=None if saved is None else record_of(saved),
+    )
+
+
+def _load_saved(
+    wanted: str | Path, found: Found, document: dict[str, Any], dtype: torch.dtype | None, device: torch.device
+) -> Model:
+    """A folder that headwise saved in its own layout."""
+    with silenced() as heard:
+        module = rebuilt(found.path, document)
+        tokenizer = load_tokenizer(found.path, gguf=None, trust_remote_code=False)
+        processor = load_processor(found.path, trust_remote_code=False)
+    module = module if dtype is None else module.to(dtype)
+    check_module(module)
+    module = _placed(module, device)
+    extra = [reason for reason in (tokenizer.reason, processor.reason) if reason is not None]
+    return Model(
+        module,
+        tokenizer.thing,
+        processor.thing,
+        _source(wanted, found, module, Verdict()),
+        notes=tuple(dict.fromkeys([*extra, *heard])),
+        tokenizer_note=tokenizer.reason,
+        surgery=record_of(document),
     )
 
 

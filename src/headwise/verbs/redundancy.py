@@ -47,7 +47,7 @@ def redundancy(
         model, texts, inputs, field, target_field, window, max_length, limit, batch_size, progress, notice, loading: as
             for :func:`headwise.scan`.
         rows: query rows of each passage on which patterns are compared.
-        directions: random directions of each head; None: as many as keep all heads together below 4,096 (exact where
+        directions: random directions of each head; None: as many as keep all heads together below 8,192 (exact where
             that is all of them: MiniLM's 72 heads of width 32).
         seed: of rows and directions.
 

@@ -99,8 +99,8 @@ def roles_run(
 ) -> RolesResult:
     """For each role and head: how much weight goes where the role says, beside what position and chance give.
 
-    Nothing of the size of queries times keys is built: weights are taken at the pairs that roles name, and where words or
-    chosen candidates compete, from a few rows of the pattern at a time.
+    Nothing of the size of queries times keys is built: weights are taken at the pairs that roles name, and where words
+    or chosen candidates compete, from a few rows of the pattern at a time.
 
     Args:
         model, texts, inputs, field, target_field, window, max_length, limit, batch_size, backend, progress, notice,
@@ -219,8 +219,8 @@ def _counted(data: Batches) -> tuple[Counter[int], list[str]]:
                 short.append(batch.where[row] if row < len(batch.where) else f"passage {batch.passages[row]}")
     if len(short) == passages:
         raise DataError(
-            f"{short[0]}: has fewer than two tokens, and so has every passage; a head has nothing to choose between there: "
-            "give longer text"
+            f"{short[0]}: has fewer than two tokens, and so has every passage; a head has nothing to choose between "
+            "there: give longer text"
         )
     if not short:
         return counts, []
@@ -233,8 +233,8 @@ def _check_count(parses: Sequence[Parse], ready: Prepared) -> None:
     found = facts.passages + facts.skipped_passages
     if found != len(parses):
         raise DataError(
-            f"the text has {found} passages and the CoNLL-U file {len(parses)}: passage {min(found, len(parses))} (counted "
-            "from 0) is in one of them only; give the text that was parsed"
+            f"the text has {found} passages and the CoNLL-U file {len(parses)}: passage {min(found, len(parses))} "
+            "(counted from 0) is in one of them only; give the text that was parsed"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +84,24 @@ def blindness(heads: int, seed: int) -> tuple[float, float]:
 def measure(seed: int, size: str) -> Findings:
     """Costs at every head count, spreads over seeds."""
     found = Findings()
+    repeats = seeds(seed, 5 if size == "full" else 2)
+    found.series = {"heads": list(HEAD_COUNTS), "d_k": list(WIDTHS)}
+    _add_costs(found)
+    _add_logits(found, repeats)
+    blind = [blindness(8, each) for each in repeats]
+    found.add(
+        "blind_change",
+        [one for one, _ in blind],
+        meaning="change of a head's scores by a step outside its subspace, relative",
+    )
+    found.add(
+        "others_change", [other for _, other in blind], meaning="smallest change that another head sees, relative"
+    )
+    _tell(found)
+    return found
+
+
+def _add_costs(found: Findings) -> None:
     counted = [costs(heads) for heads in HEAD_COUNTS]
     for key, name in (("parameters", "parameter_change"), ("flops", "flop_change")):
         values = [one[key] for one in counted]
@@ -97,7 +115,10 @@ def measure(seed: int, size: str) -> Findings:
         counted[-1]["exponentials"] / counted[0]["exponentials"],
         meaning="softmax work and score memory, h = 64 over h = 1",
     )
-    repeats = seeds(seed, 5 if size == "full" else 2)
+    found.series.update({key: [one[key] / counted[0][key] for one in counted] for key in counted[0]})
+
+
+def _add_logits(found: Findings, repeats: Sequence[int]) -> None:
     fixed = [[fixed_input(d_k, each) for d_k in WIDTHS] for each in repeats]
     slopes = {key: [slope(WIDTHS, [one[key] for one in run]) for run in fixed] for key in ("raw", "scaled", "match")}
     found.add(
@@ -117,25 +138,12 @@ def measure(seed: int, size: str) -> Findings:
         [abs(slope(WIDTHS, run)) for run in starts],
         meaning="|exponent of d_k| in a fresh layer's spread",
     )
-    blind = [blindness(8, each) for each in repeats]
-    found.add(
-        "blind_change",
-        [one for one, _ in blind],
-        meaning="change of a head's scores by a step outside its subspace, relative",
-    )
-    found.add(
-        "others_change", [other for _, other in blind], meaning="smallest change that another head sees, relative"
-    )
-    found.series = {
-        "heads": list(HEAD_COUNTS),
-        "d_k": list(WIDTHS),
-        **{key: [one[key] / counted[0][key] for one in counted] for key in counted[0]},
-        **{
-            key: [sum(run[i][key] for run in fixed) / len(fixed) for i in range(len(WIDTHS))]
-            for key in ("raw", "scaled", "match")
-        },
-        "start": [sum(run[i] for run in starts) / len(starts) for i in range(len(WIDTHS))],
-    }
+    for key in slopes:
+        found.series[key] = [sum(run[i][key] for run in fixed) / len(fixed) for i in range(len(WIDTHS))]
+    found.series["start"] = [sum(run[i] for run in starts) / len(starts) for i in range(len(WIDTHS))]
+
+
+def _tell(found: Findings) -> None:
     q = found.quantities
     found.headline = (
         f"parameters change by {q['parameter_change'].mean:.0%}; spread of logits d_k^{q['slope_scaled'].mean:.2f}"
@@ -152,7 +160,6 @@ def measure(seed: int, size: str) -> Findings:
         f" least {q['others_change'].mean:.1f} standard deviations): with 8 heads each is blind to 7/8 of the"
         " directions."
     )
-    return found
 
 
 def draw(figure: Figure, series: Mapping[str, Any]) -> None:

@@ -2,72 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from headwise.kernels import Problem, Visible, Wanted, run
+from headwise.lab.decoder import D_MODEL, HEADS, LAYERS, Block, Transformer
 from headwise.lab.experiment import Experiment, Findings
 from headwise.lab.figures import BLUE, GREEN, GREY, ORANGE, RED, panels
-from headwise.lab.language import ROLES, VOCABULARY, Passages, passages
+from headwise.lab.language import ROLES, Passages, passages
 from headwise.lab.outcome import Literature
 from headwise.lab.rule import Rule, Threshold
 from headwise.lab.sampling import seeds
-from headwise.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["EXPERIMENT"]
 
-D_MODEL, HEADS, LAYERS, TOKENS, BATCH = 64, 4, 2, 48, 24
+TOKENS, BATCH = 48, 24
 RATE = 5e-3
 STEPS: Final = {"full": 700, "small": 20}
 SEEDS: Final = {"full": 3, "small": 1}
 LOOKS = 18
 #: A head has a job when this share of its weight, on the job's queries, goes to the right key.
 JOB = 0.5
-
-
-class Block(nn.Module):
-    """Attention and a small MLP, each after a layer norm, each added to the stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_attention = nn.LayerNorm(D_MODEL)
-        self.attention = MultiHeadAttention(D_MODEL, HEADS, rotary=True)
-        self.norm_mlp = nn.LayerNorm(D_MODEL)
-        self.mlp = nn.Sequential(nn.Linear(D_MODEL, 2 * D_MODEL), nn.GELU(), nn.Linear(2 * D_MODEL, D_MODEL))
-
-    def forward(self, x: Tensor, gates: Tensor | None = None) -> Tensor:
-        """(B, N, E) to (B, N, E)."""
-        x = x + self.attention(self.norm_attention(x), causal=True, gates=gates)
-        out: Tensor = x + self.mlp(self.norm_mlp(x))
-        return out
-
-
-class Transformer(nn.Module):
-    """A decoder of two blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, D_MODEL)
-        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
-        self.norm = nn.LayerNorm(D_MODEL)
-        self.unembed = nn.Linear(D_MODEL, VOCABULARY, bias=False)
-
-    def forward(self, tokens: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Logits (B, N, V); ``gates`` (LAYERS, HEADS) multiply what heads read."""
-        x = self.embed(tokens)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, None if gates is None else gates[layer])
-        out: Tensor = self.unembed(self.norm(x))
-        return out
 
 
 @torch.no_grad()
@@ -201,6 +165,28 @@ def measure(seed: int, size: str) -> Findings:
         "beyond the first that have the same job",
     )
     found.add("several", [float((one.sum(0) > 1).sum()) for one in jobs], "heads", "that have more than one job")
+    _add_uses(found, runs)
+    found.series = {
+        "steps": runs[0].steps,
+        **{
+            role: [[float(scores[at].max()) for scores in history.scores] for history in runs]
+            for at, role in enumerate(ROLES)
+        },
+        "final": last[0].tolist(),
+        "losses": runs[0].losses,
+    }
+    q = found.quantities
+    found.headline = (
+        f"{q['emerged'].mean:.3g} of {len(ROLES)} jobs find a head; of {LAYERS * HEADS} heads"
+        f" {q['jobless'].text().removesuffix(' heads')} without a job, {q['sharing'].text().removesuffix(' heads')}"
+        " with another head's"
+    )
+    found.finding = _finding(found)
+    return found
+
+
+def _add_uses(found: Findings, runs: Sequence[History]) -> None:
+    """What the model loses without a head, how alike heads are, and when jobs were first done."""
     induction = ROLES.index("induction")
     found.add(
         "needs_previous",
@@ -229,23 +215,6 @@ def measure(seed: int, size: str) -> Findings:
     for role in ("previous", "induction"):
         values = [first_step(history, ROLES.index(role)) for history in runs]
         found.add(f"step_{role}", values, "steps", f"until some head has the job {role}")
-    found.series = {
-        "steps": runs[0].steps,
-        **{
-            role: [[float(scores[at].max()) for scores in history.scores] for history in runs]
-            for at, role in enumerate(ROLES)
-        },
-        "final": last[0].tolist(),
-        "losses": runs[0].losses,
-    }
-    q = found.quantities
-    found.headline = (
-        f"{q['emerged'].mean:.3g} of {len(ROLES)} jobs find a head; of {LAYERS * HEADS} heads"
-        f" {q['jobless'].text().removesuffix(' heads')} without a job, {q['sharing'].text().removesuffix(' heads')}"
-        " with another head's"
-    )
-    found.finding = _finding(found)
-    return found
 
 
 def _finding(found: Findings) -> str:

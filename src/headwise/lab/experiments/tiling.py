@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENT", "PeakBytes"]
 
 HEADS, WIDTH = 4, 64
-LENGTHS: Final = {"full": (256, 512, 1024, 2048, 4096), "small": (128, 256, 512)}
+LENGTHS: Final = {"full": (256, 512, 1024, 2048, 4096), "small": (256, 512, 1024)}
 #: An exponent is fitted over this many of the longest lengths.
 FITTED: Final = 3
 #: Roads and what is asked of them: the backend, whether there is a backward pass, whether the weights are wanted.
@@ -53,26 +53,30 @@ class PeakBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then count the storages that it made."""
         for leaf in tree_leaves((args, kwargs or {})):
-            if isinstance(leaf, Tensor):
-                self._known.add(leaf.untyped_storage()._cdata)
+            self._note(leaf, made=False)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._count(leaf)
+            self._note(leaf, made=True)
         return result
 
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+    def _note(self, leaf: object, *, made: bool) -> None:
+        """Count a storage that was not known; one that comes from outside counts nothing.
+
+        Both are forgotten when they are freed, since a later storage may have the same address.
+        """
+        if not isinstance(leaf, Tensor):
+            return
+        storage = leaf.untyped_storage()
+        key, size = storage._cdata, storage.nbytes() if made else 0
         if key in self._known:
             return
         self._known.add(key)
         self._alive += size
         self.peak = max(self.peak, self._alive)
         self.largest = max(self.largest, size)
-        weakref.finalize(storage, self._free, key, size)
+        weakref.finalize(storage, self._forget, key, size)
 
-    def _free(self, key: int, size: int) -> None:
+    def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self._alive -= size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from headwise.data import PADDING, Batch, batches
 from headwise.layout import Block, Projection
 from headwise.models import Model, wrap
 
-__all__ = ["Specimen", "padded", "permuted", "specimens", "without_columns"]
+__all__ = ["MODELS", "Specimen", "padded", "permuted", "specimens", "without_columns"]
 
 _LENGTHS: Final = (11, 3, 7, 13, 5)
 _VOCABULARY: Final = 53
@@ -44,10 +44,10 @@ class Specimen:
         return next(iter(batches(self.model, given, batch_size=len(given))))
 
 
-def specimens() -> tuple[Specimen, ...]:
-    """The models, made anew: nobody else holds them."""
+def specimens(kinds: Iterable[str] | None = None) -> tuple[Specimen, ...]:
+    """The models of these kinds (all by default), made anew: nobody else holds them."""
     with torch.random.fork_rng(devices=[]):
-        return (_llama(), _bert(), _t5())
+        return tuple(MODELS[kind]() for kind in (MODELS if kinds is None else kinds))
 
 
 def _ids(generator: torch.Generator, length: int) -> list[int]:
@@ -115,6 +115,10 @@ def _t5() -> Specimen:
     )
     model = wrap(T5ForConditionalGeneration(config).eval())  # its initial projections are sharp as they are
     return Specimen("an encoder-decoder model", model, examples, left=False)
+
+
+#: Kinds of models, and what makes one.
+MODELS: Final[Mapping[str, Callable[[], Specimen]]] = {"causal": _llama, "bidirectional": _bert, "encoder-decoder": _t5}
 
 
 def padded(batch: Batch, extra: int, *, left: bool = False) -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 from headwise.errors import HeadwiseError, InputError, MeasureError
 from headwise.measures.conformance.checks import CHECKS
 from headwise.measures.conformance.comparing import CLOSE
-from headwise.measures.conformance.specimens import Specimen, specimens
+from headwise.measures.conformance.specimens import MODELS, Specimen, specimens
 from headwise.measures.conformance.subjects import Subject, Tables, subject_of
 from headwise.measures.measure import Measure
 
@@ -44,7 +44,12 @@ class Conformance:
 
 
 def check_measure(
-    measure: Measure | Tables, *, only: Iterable[str] | None = None, close: float = CLOSE, refuse: bool = True
+    measure: Measure | Tables,
+    *,
+    only: Iterable[str] | None = None,
+    on: Iterable[str] | None = None,
+    close: float = CLOSE,
+    refuse: bool = True,
 ) -> Conformance:
     """Try a measure on tiny models: does anything change its numbers that must not?
 
@@ -58,6 +63,7 @@ def check_measure(
     Args:
         measure: a measure, or a function ``(model, inputs, batch_size=...) -> HeadTable``.
         only: names of checks to run; all by default.
+        on: kinds of models to run them on: ``"causal"``, ``"bidirectional"``, ``"encoder-decoder"``; all by default.
         close: how far numbers that should be the same may lie apart, relative to the measure's largest value over
             heads; permuted heads and float64 are given 5 and 10 times as much.
         refuse: raise when a check fails; False returns what was found.
@@ -75,12 +81,10 @@ def check_measure(
         raise InputError(f"check_measure takes a measure or a function, and got a {type(measure).__name__}")
     if isinstance(measure, type):
         raise InputError(f"check_measure got the class {measure.__name__}; give an instance, {measure.__name__}()")
-    names = list(CHECKS) if only is None else list(only)
-    unknown = [name for name in names if name not in CHECKS]
-    if unknown:
-        raise InputError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
+    names = _known("check", CHECKS, only)
+    kinds = _known("kind of model", MODELS, on)
     failures = _description(measure)
-    for specimen in specimens():
+    for specimen in specimens(kinds):
         for name in names:
             failures += [
                 (name, f"on {specimen.name}: {text}") for text in _tried(name, subject_of(measure, close), specimen)
@@ -93,13 +97,20 @@ def check_measure(
     return found
 
 
+def _known(what: str, known: Iterable[str], asked: Iterable[str] | None) -> list[str]:
+    names = list(known)
+    chosen = names if asked is None else list(asked)
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        raise InputError(f"there is no {what} {unknown[0]!r}; there are {', '.join(names)}")
+    return chosen
+
+
 def _description(measure: Any) -> list[tuple[str, str]]:
     if not isinstance(measure, Measure):
         return []
     wrong = []
-    if not getattr(getattr(measure, "__dataclass_params__", None), "frozen", False):
-        wrong.append("it is no frozen dataclass, so it could keep state")
-    elif _unhashable(measure):
+    if _unhashable(measure):
         wrong.append("it holds something that can change (a list, a dictionary), so it could keep state")
     if not measure.description:
         wrong.append("it has no description")

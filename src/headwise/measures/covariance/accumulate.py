@@ -11,6 +11,8 @@ __all__ = ["Scatter"]
 
 #: Rows whose products are summed in their own precision before the sum goes on in float64.
 _ROWS = 1024
+#: Columns of a block of products: those below the diagonal are not computed.
+_COLUMNS = 144
 
 
 class Scatter:
@@ -65,8 +67,10 @@ class Scatter:
             self._move(shift.double())
         for start in range(0, len(x), _ROWS):
             shifted = x[start : start + _ROWS] - shift
-            self._products += shifted.T @ shifted
-            self._sum += shifted.sum(0, dtype=torch.float64)
+            for first in range(0, self.width, _COLUMNS):
+                last = min(first + _COLUMNS, self.width)
+                self._products[first:last, first:] += shifted[:, first:last].T @ shifted[:, first:]
+            self._sum += shifted.sum(0)
         self.rows += len(x)
 
     def _move(self, shift: Tensor) -> None:
@@ -88,8 +92,8 @@ class Scatter:
         if not self.rows:
             return torch.full_like(self._products, torch.nan)
         offset = self._sum / self.rows
-        found = self._products / self.rows - torch.outer(offset, offset)
-        return (found + found.T) / 2
+        upper = torch.triu(self._products) / self.rows
+        return upper + torch.triu(upper, 1).T - torch.outer(offset, offset)
 
     @property
     def second_moment(self) -> Tensor:

@@ -93,7 +93,7 @@ class CovarianceObserver:
         hidden = None if layer is None else self._inputs.get(layer)
         if hidden is None or hidden.shape[:2] != taken_BQ.shape:
             return
-        squares_BQ = hidden.float().square().sum(-1, dtype=torch.float64)
+        squares_BQ = torch.linalg.vector_norm(hidden.float(), dim=-1).double().square()
         total, rows = self._energy.get(call.site, (0.0, 0))
         self._energy[call.site] = (total + float(squares_BQ[taken_BQ].sum()), rows + int(taken_BQ.sum()))
 

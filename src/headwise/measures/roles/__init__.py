@@ -14,13 +14,13 @@ from headwise.measures.roles.parse import Parse as Parse
 from headwise.measures.roles.positional import at_offset as at_offset
 from headwise.measures.roles.registry import NAMED as NAMED
 from headwise.measures.roles.registry import resolve_roles as resolve_roles
+from headwise.measures.roles.repeated import repeated_tokens as repeated_tokens
 from headwise.measures.roles.role import Role as Role
 from headwise.measures.roles.role import as_role as as_role
+from headwise.measures.roles.score import RoleScore as RoleScore
 from headwise.measures.roles.spacy_parse import spacy_parser as spacy_parser
 from headwise.measures.roles.syntax import coreference_role as coreference_role
 from headwise.measures.roles.syntax import syntax_roles as syntax_roles
-from headwise.measures.roles.repeated import repeated_tokens as repeated_tokens
-from headwise.measures.roles.score import RoleScore as RoleScore
 from headwise.measures.roles.table import RoleTable as RoleTable
 from headwise.measures.roles.tokens import Tokens as Tokens
 from headwise.measures.roles.verdict import Criterion as Criterion

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headwise.errors import InputError, UnsupportedError
-from headwise.measures.roles.links import Groups, Pairs, ragged
+from headwise.measures.roles.links import Groups, Ints, Pairs, ragged
 from headwise.measures.roles.role import Role
 from headwise.measures.roles.tokens import Tokens
 
 __all__ = ["monotonic"]
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -49,29 +53,33 @@ class _Monotonic:
         try:
             first, stop = self.spans[tokens.passage]
         except (KeyError, IndexError):
-            raise InputError(f"role 'monotonic': spans has no entry for passage {tokens.passage}, {tokens.where}") from None
+            raise InputError(
+                f"role 'monotonic': spans has no entry for passage {tokens.passage}, {tokens.where}"
+            ) from None
         if not 0 <= first < stop <= len(tokens.keys):
             raise InputError(
-                f"role 'monotonic': the span {(first, stop)} of {tokens.where} is not within its {len(tokens.keys)} keys"
+                f"role 'monotonic': the span {(first, stop)} of {tokens.where} is not within its "
+                f"{len(tokens.keys)} keys"
             )
         return first, stop
 
 
-def _text_positions(tokens: Tokens) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _text_positions(tokens: Tokens) -> Ints:
     special = tokens.lexicon.special
     ids = tokens.ids
     kept = [at for at in range(len(tokens)) if not tokens.special[at] and (ids is None or ids[at] not in special)]
     return np.array(kept, np.int64)
 
 
-def _progress(tokens: Tokens, queries: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Where in the text the middle of each query token stands, from 0 to 1; counted in characters where they are known."""
+def _progress(tokens: Tokens, queries: Ints) -> Floats:
+    """Where in the text the middle of each query token stands, from 0 to 1, in characters where they are known."""
     try:
         sizes = np.array([max(1, len(tokens.pieces[at])) for at in queries], np.float64)
     except UnsupportedError:
         sizes = np.ones(len(queries))
     end = np.cumsum(sizes)
-    return (end - sizes / 2) / end[-1]
+    middle: Floats = (end - sizes / 2) / end[-1]
+    return middle
 
 
 def monotonic(

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import Predicate, Problem, Wanted, run, visible_block
-from headwise.measures.roles.links import Ints
-from headwise.measures.roles.plans import GroupRows
-from headwise.measures.roles.tally import FIRST_KEY, Baseline, Sums
+from headwise.measures.roles.links import Bools, Ints
+from headwise.measures.roles.plans import GroupPlan, GroupRows
+from headwise.measures.roles.tally import FIRST_KEY, STATISTICS, Baseline, Sums
 
-__all__ = ["RowsSeen", "passage_sums"]
+__all__ = ["group_sums"]
 
 #: Numbers of the pattern that are held at once.
 _HELD: Final = 2**22
 
 
 @dataclass(frozen=True)
-class RowsSeen:
+class _Block:
     """The pattern of query rows ``[start, stop)`` of one passage: weights (H, rows, K), and which keys they may see."""
 
     start: int
@@ -32,28 +32,56 @@ class RowsSeen:
     seen: Tensor
 
 
-def passage_sums(problem: Problem, row: int, plans: Sequence[GroupRows]) -> Iterator[tuple[int, Sums]]:
-    """The sums of every plan's rows in passage ``row`` of the call; (index of the plan, sums of one label).
+def group_sums(problem: Problem, plans: Sequence[GroupPlan]) -> list[Sums]:
+    """The sums of every plan over the rows of a call; the pattern of a passage is made once for all plans."""
+    heads = problem.q.shape[1]
+    values = [
+        torch.zeros(len(plan.rows), len(plan.names), len(STATISTICS), heads, dtype=torch.float64) for plan in plans
+    ]
+    counted: list[list[Bools]] = [[] for _ in plans]
+    for row in range(problem.q.shape[0]):
+        present = [(at, rows) for at, plan in enumerate(plans) if (rows := plan.rows[row]) is not None]
+        found = _passage(problem, row, [rows for _, rows in present], [values[at][row] for at, _ in present])
+        for (at, _), one in zip(present, found, strict=True):
+            counted[at].append(one)
+    return [_sums(*one) for one in zip(plans, values, counted, strict=True)]
 
-    Values have one passage: (1, statistics, heads).
-    """
-    heads, keys = problem.q.shape[1], problem.k.shape[2]
-    most = max(1, _HELD // max(1, heads * keys))
-    found: dict[tuple[int, str], Sums] = {}
+
+def _passage(problem: Problem, row: int, plans: Sequence[GroupRows], values: Sequence[Tensor]) -> list[Bools]:
+    """Add one passage's rows to ``values`` (parts, statistics, heads); which rows of each plan counted."""
+    counted = [np.zeros(len(plan.first), np.bool_) for plan in plans]
+    if not plans:
+        return counted
+    most = max(1, _HELD // max(1, problem.q.shape[1] * problem.k.shape[2]))
     for start, stop in _chunks(plans, most):
-        block: RowsSeen | None = None
-        for index, plan in enumerate(plans):
+        block: _Block | None = None
+        for plan, into, which in zip(plans, values, counted, strict=True):
             inside = np.flatnonzero((plan.first >= start) & (plan.last < stop))
             if len(inside):
                 block = block or _pattern(problem, row, start, stop)
-                for sums in _of_rows(block, plan, inside):
-                    key = (index, sums.label)
-                    found[key] = found[key].joined(sums) if key in found else sums
-    yield from ((index, sums) for (index, _), sums in found.items())
+                stacked = _of_rows(block, plan, inside)
+                which[inside] = (stacked[0] > 0).any(0).cpu().numpy()
+                labels = torch.from_numpy(plan.labels[inside])
+                every = stacked.permute(2, 0, 1).double().cpu()
+                into.index_add_(0, labels, every)
+                into[0] += every[labels > 0].sum(0)
+    return counted
+
+
+def _sums(plan: GroupPlan, values: Tensor, counted: Sequence[Bools]) -> Sums:
+    key = b"".join(one.tobytes() for one in counted)
+    present = [rows for rows in plan.rows if rows is not None]
+    if key not in plan.known:
+        plan.known[key] = _fixed(present, counted, len(plan.names))
+    hidden = np.zeros(len(plan.names), np.int64)
+    for rows, some in zip(present, counted, strict=True):
+        np.add.at(hidden, rows.labels[~some], 1)
+        hidden[0] += int((rows.labels[~some] > 0).sum())
+    return Sums(plan.names, values.numpy(), plan.known[key], hidden)
 
 
 def _chunks(plans: Sequence[GroupRows], most: int) -> Iterator[tuple[int, int]]:
-    """Stretches of query positions, together all rows, each row in one; at most ``most`` long unless one row is longer."""
+    """Stretches of query positions, each row in one of them; at most ``most`` long unless a row is longer."""
     spans = sorted({(int(a), int(b)) for plan in plans for a, b in zip(plan.first, plan.last, strict=True)})
     start, stop = spans[0][0], spans[0][1] + 1
     for first, last in spans[1:]:
@@ -64,17 +92,14 @@ def _chunks(plans: Sequence[GroupRows], most: int) -> Iterator[tuple[int, int]]:
     yield start, stop
 
 
-def _pattern(problem: Problem, row: int, start: int, stop: int) -> RowsSeen:
+def _pattern(problem: Problem, row: int, start: int, stop: int) -> _Block:
     """The pattern of a few query rows of one passage."""
     part = _part(problem, row, start, stop)
     weights = run(part, Wanted(weights=True), backend="eager").weights
     assert weights is not None
     seen = visible_block(part, (0, stop - start), (0, problem.k.shape[2]))
-    if seen is None:
-        seen = torch.ones(1, dtype=torch.bool, device=weights.device)
-    else:
-        seen = seen.any(1)[0]
-    return RowsSeen(start, stop, weights[0], seen.expand(weights.shape[2:]))
+    of_all = torch.ones(1, dtype=torch.bool, device=weights.device) if seen is None else seen.any(1)[0]
+    return _Block(start, stop, weights[0], of_all.expand(weights.shape[2:]))
 
 
 def _part(problem: Problem, row: int, start: int, stop: int) -> Problem:
@@ -109,8 +134,8 @@ def _moved(predicate: Predicate | None, row: int) -> Predicate | None:
     return lambda b, h, i, j: predicate(b + row, h, i, j)
 
 
-def _of_rows(block: RowsSeen, plan: GroupRows, inside: Ints) -> Iterator[Sums]:
-    """The sums of the rows ``inside``, label by label, and those of all labels together."""
+def _of_rows(block: _Block, plan: GroupRows, inside: Ints) -> Tensor:
+    """The statistics of the rows ``inside``: (statistics, H, R)."""
     device = block.weights.device
     weights, seen = _by_row(block, plan, inside)
     allowed = seen > 0
@@ -123,26 +148,25 @@ def _of_rows(block: RowsSeen, plan: GroupRows, inside: Ints) -> Iterator[Sums]:
     weights = weights * allowed
     total = weights.sum(-1)
     best = torch.where(allowed, weights, -1.0).argmax(-1)
-    measured = [_on(weights, total, best, allowed, part[inside], plan.renormalised) for part in (plan.targets, plan.null)]
+    measured = [
+        _on(weights, total, best, allowed, part[inside], plan.renormalised) for part in (plan.targets, plan.null)
+    ]
     (has, score, share), (null_has, null_score, null_share) = measured
     some = allowed.sum(-1) > 1
     has, null_has = has & some, null_has & has & some
-    stacked = torch.stack(
-        [has.expand_as(score), score * has, share * has, null_has.expand_as(score), null_score * null_has, null_share * null_has]
-    ).double()  # (statistics, H, R)
-    labels = plan.labels[inside]
-    counted = has.cpu().numpy()
-    every = np.arange(len(inside))
-    parts = [(plan.names[label], every[labels == label]) for label in np.unique(labels)]
-    if plan.names != ("",):
-        parts.append(("", every))
-    for name, rows in parts:
-        values = stacked[:, :, torch.from_numpy(rows).to(device)].sum(-1).cpu().numpy()[None]
-        which = inside[rows[counted[rows]]]
-        yield Sums(name, values, _offsets(plan, which), int(len(rows) - counted[rows].sum()))
+    return torch.stack(
+        [
+            has.expand_as(score),
+            score * has,
+            share * has,
+            null_has.expand_as(score),
+            null_score * null_has,
+            null_share * null_has,
+        ]
+    )
 
 
-def _by_row(block: RowsSeen, plan: GroupRows, inside: Ints) -> tuple[Tensor, Tensor]:
+def _by_row(block: _Block, plan: GroupRows, inside: Ints) -> tuple[Tensor, Tensor]:
     """Weights (H, R, U) from each row's words to each key group, and how many of its tokens may see a group (R, U)."""
     device, dtype = block.weights.device, block.weights.dtype
     number = np.full(len(plan.first), -1, np.int64)
@@ -180,11 +204,18 @@ def _on(
     return there.any(-1), score, share.to(score.dtype)
 
 
-def _offsets(plan: GroupRows, rows: Ints) -> Counter[Baseline]:
-    named, place = plan.targets[rows], plan.places[rows]
-    inside = (named >= 0) & (place[:, None] >= 0)
-    rules, count = np.unique((named - place[:, None])[inside], return_counts=True)
-    found: Counter[Baseline] = Counter(dict(zip(rules.tolist(), count.tolist(), strict=True)))
-    if plan.fixed_first:
-        found[FIRST_KEY] = int((named == 0).any(1).sum())
+def _fixed(plans: Sequence[GroupRows], counted: Sequence[Bools], parts: int) -> list[Counter[Baseline]]:
+    """How many of the counted rows each fixed rule would hit, part by part."""
+    found: list[Counter[Baseline]] = [Counter() for _ in range(parts)]
+    for plan, some in zip(plans, counted, strict=True):
+        named, place = plan.targets[some], plan.places[some]
+        inside = (named >= 0) & (place[:, None] >= 0)
+        label = np.broadcast_to(plan.labels[some][:, None], named.shape)[inside]
+        for part, rule in zip(label.tolist(), (named - place[:, None])[inside].tolist(), strict=True):
+            found[part][rule] += 1
+        if plan.fixed_first:
+            for part in plan.labels[some][(named == 0).any(1)].tolist():
+                found[part][FIRST_KEY] += 1
+    for one in found[1:]:
+        found[0].update(one)
     return found

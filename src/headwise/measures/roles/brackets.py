@@ -13,8 +13,8 @@ from headwise.measures.roles.tokens import Tokens
 
 __all__ = ["PARTNERS", "partners"]
 
-_BRACKETS: Final = {")": "(", "]": "[", "}": "{", "⟩": "⟨", "）": "（", "】": "【", "」": "「", "』": "『"}  # noqa: RUF001
-_QUOTES: Final = {"”": "“", "»": "«", "’": "‘"}  # noqa: RUF001
+_BRACKETS: Final = {")": "(", "]": "[", "}": "{", "⟩": "⟨", "）": "（", "】": "【", "」": "「", "』": "『"}
+_QUOTES: Final = {"”": "“", "»": "«", "’": "‘"}
 #: Marks that open and close alike; ' is left out, being mostly an apostrophe.
 _STRAIGHT: Final = ('"',)
 
@@ -26,7 +26,7 @@ def _marks(tokens: Tokens) -> Iterator[tuple[int, str]]:
         if tokens.special[at] or (tokens.ids is not None and tokens.ids[at] in special):
             continue
         for place, character in enumerate(piece):
-            if character == "’" and place + 1 < len(piece) and piece[place + 1].isalpha():  # noqa: RUF001
+            if character == "’" and place + 1 < len(piece) and piece[place + 1].isalpha():
                 continue
             yield at, character
 

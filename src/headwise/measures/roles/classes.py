@@ -57,10 +57,10 @@ def _sums(plan: ClassPlan, call: AttentionCall, token: Tensor, mass: Tensor) -> 
         seen.expand(score.shape), score * seen, hit & seen,
         null_seen.expand(score.shape), null * null_seen, null_hit & null_seen,
     ]  # fmt: skip
-    values = torch.stack([one.sum(-1, dtype=torch.float64) for one in parts], dim=1).cpu().numpy()
+    values = torch.stack([one.sum(-1, dtype=torch.float64) for one in parts], dim=1).cpu().numpy()[:, None]
     counted = seen.expand(score.shape).any(1).cpu().numpy()
     hidden = int((about & (members == 0)).any(1).sum())
-    return Sums("", values, _offsets(plan, counted, call.site.causal), hidden)
+    return Sums(("",), values, [_offsets(plan, counted, call.site.causal)], np.array([hidden]))
 
 
 def _seen(problem: Problem, members: Tensor) -> Tensor:
@@ -70,7 +70,9 @@ def _seen(problem: Problem, members: Tensor) -> Tensor:
     return visible_counts(replace(problem, visible=replace(problem.visible, key_padding=real)))
 
 
-def _offsets(plan: ClassPlan, counted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], causal: bool) -> Counter[Baseline]:
+def _offsets(
+    plan: ClassPlan, counted: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], causal: bool
+) -> Counter[Baseline]:
     """How many rows each fixed offset would hit. A window is not looked at, so the baseline may be a little high."""
     found: Counter[Baseline] = Counter()
     members = plan.members.cpu().numpy()

@@ -16,12 +16,14 @@ __all__ = ["read_conllu"]
 _ENTITY: Final = re.compile(r"\(([^()]*)(\))?|([^()\s]+)\)")
 
 
-def read_conllu(path: str | Path, *, unit: Literal["sentence", "document"] = "sentence", limit: int | None = None) -> list[Parse]:
+def read_conllu(
+    path: str | Path, *, unit: Literal["sentence", "document"] = "sentence", limit: int | None = None
+) -> list[Parse]:
     """The parses of a CoNLL-U file, one for each sentence or each document.
 
-    Needs the package ``conllu`` (``pip install 'headwise[conllu]'``). Multi-word tokens (``1-2``) are split by the forms
-    of their words where these spell them out; otherwise their characters go to the first word. Empty nodes are left out.
-    Mentions are read from ``Entity=`` in the MISC column (Universal Anaphora, CorefUD).
+    Needs the package ``conllu`` (``pip install 'headwise[conllu]'``). Multi-word tokens (``1-2``) are split by the
+    forms of their words where these spell them out; otherwise their characters go to the first word. Empty nodes are
+    left out. Mentions are read from ``Entity=`` in the MISC column (Universal Anaphora, CorefUD).
 
     Args:
         path: the file.
@@ -64,7 +66,9 @@ def _sentences(file: Path) -> Iterator[tuple[Any, bool]]:
         import conllu
         from conllu.exceptions import ParseException
     except ModuleNotFoundError:
-        raise InputError("reading CoNLL-U needs the package conllu; install it with: pip install 'headwise[conllu]'") from None
+        raise InputError(
+            "reading CoNLL-U needs the package conllu; install it with: pip install 'headwise[conllu]'"
+        ) from None
     with open(file, encoding="utf-8") as lines:
         try:
             for sentence in conllu.parse_incr(lines):
@@ -85,7 +89,9 @@ def _parse(sentence: Any, where: str) -> Parse:
     for token in words:
         head = token.get("head")
         if not isinstance(head, int) or (head and head not in place):
-            raise DataError(f"{where}: word {token['id']} ({token['form']}) has the head {head!r}, which is no word of the sentence")
+            raise DataError(
+                f"{where}: word {token['id']} ({token['form']}) has the head {head!r}, which is no word of the sentence"
+            )
         heads.append(place[head] if head else -1)
     relations = [str(token.get("deprel") or "_") for token in words]
     return Parse(text, spans, heads, relations, _mentions(words, heads, where), where)
@@ -143,8 +149,8 @@ def _settled(text: str, spans: list[Span | None], stated: str, where: str) -> tu
         if at >= len(stated) or stated[at] != character:
             found = stated[at : at + 20]
             raise DataError(
-                f"{where}: its words do not spell its # text: the words go on with {text[index : index + 20]!r} where the "
-                f"text has {found!r}"
+                f"{where}: its words do not spell its # text: the words go on with {text[index : index + 20]!r} where "
+                f"the text has {found!r}"
             )
         place[index] = at
         at += 1
@@ -188,7 +194,11 @@ def _head_of(start: int, stop: int, heads: Sequence[int]) -> int:
 def _joined(sentences: Sequence[Parse]) -> Parse:
     if len(sentences) == 1:
         return sentences[0]
-    text, words, heads, relations, mentions = "", [], [], [], []
+    text = ""
+    words: list[Span | None] = []
+    heads: list[int] = []
+    relations: list[str] = []
+    mentions: list[Mention] = []
     for one in sentences:
         before = len(words)
         start = len(text) + (1 if text else 0)

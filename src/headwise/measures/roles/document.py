@@ -40,7 +40,14 @@ def to_document(table: RoleTable) -> dict[str, Any]:
         "roles": [asdict(one) for one in table.about],
         "scores": columns,
         "absent": [
-            {"role": role, "stack": site.stack, "kind": site.kind, "module": site.module, "call": site.call, "reason": reason}
+            {
+                "role": role,
+                "stack": site.stack,
+                "kind": site.kind,
+                "module": site.module,
+                "call": site.call,
+                "reason": reason,
+            }
             for role, missing in table.absent.items()
             for site, reason in missing.items()
             if site in sites

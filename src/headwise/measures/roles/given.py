@@ -42,8 +42,8 @@ def given_pairs(
 
     Args:
         name: how tables call it.
-        pairs: for each passage, in the order of the source, its (query, key) pairs: positions among the passage's tokens,
-            special ones included, padding not.
+        pairs: for each passage, in the order of the source, its (query, key) pairs: positions among the passage's
+            tokens, special ones included, padding not.
         candidates: for each passage the keys that compete, or a mapping from query to keys; all visible by default.
         kind, description, hidden: as for :class:`Role`.
 
@@ -52,7 +52,10 @@ def given_pairs(
     """
     listed = [list(one) for one in pairs]
     if candidates is not None and len(candidates) != len(listed):
-        raise InputError(f"role {name!r}: {len(listed)} lists of pairs and {len(candidates)} of candidates; give one of each a passage")
+        raise InputError(
+            f"role {name!r}: {len(listed)} lists of pairs and {len(candidates)} of candidates; give one of each "
+            "for every passage"
+        )
     return Role(
         name,
         _Listed(name, listed),
@@ -105,5 +108,7 @@ def _competing(given: Any, where: str) -> Candidates:
         try:
             return {int(query): keys for query, keys in given.items()}
         except ValueError:
-            raise DataError(f"{where}: candidates is an object, and its names must be whole numbers (queries)") from None
+            raise DataError(
+                f"{where}: candidates is an object, and its names must be whole numbers (queries)"
+            ) from None
     raise DataError(f"{where}: candidates must be a list of keys, or an object from query to keys")

@@ -24,8 +24,8 @@ class Pairs:
 
     Attributes:
         queries: (R,) positions, each once.
-        keys: (R, S) positions of the keys that count as hit, -1 where a row has fewer than S; (1, S) where all rows name
-            the same keys.
+        keys: (R, S) positions of the keys that count as hit, -1 where a row has fewer than S; (1, S) where all rows
+            name the same keys.
     """
 
     queries: Ints
@@ -62,8 +62,8 @@ class Pairs:
             outside = [int(key) for key in keys if key >= 0 and not mine[key]]
             if outside:
                 raise InputError(
-                    f"{where}: the key {outside[0]} of query {int(query)} is not among its candidates; add it, or leave "
-                    "the pair out"
+                    f"{where}: the key {outside[0]} of query {int(query)} is not among its candidates; add it, or "
+                    "leave the pair out"
                 )
         return Groups([(int(one),) for one in self.queries], self.queries, self.rows(), None, allowed)
 
@@ -117,8 +117,8 @@ def pairs_of(given: Any, queries: int, keys: int, where: str) -> Pairs:
         for name, value, limit in (("query", query, queries), ("key", key, keys)):
             if not 0 <= value < limit:
                 raise InputError(
-                    f"{where}: the pair ({query}, {key}) is out of range: {name} {value}, and the passage has positions "
-                    f"0 to {limit - 1}"
+                    f"{where}: the pair ({query}, {key}) is out of range: {name} {value}, and the passage has "
+                    f"positions 0 to {limit - 1}"
                 )
         row = rows.setdefault(query, [])
         if key not in row:

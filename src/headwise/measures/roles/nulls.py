@@ -43,7 +43,9 @@ def shuffled_pairs(pairs: Pairs, tokens: Tokens, chance: np.random.Generator) ->
     return np.where((source >= 0)[:, None], rows[source], _other_keys(rows, limit, chance))
 
 
-def shuffled_groups(groups: Groups, allowed: Bools, last: Ints, first: Ints, causal: bool, chance: np.random.Generator) -> Ints:
+def shuffled_groups(
+    groups: Groups, allowed: Bools, last: Ints, first: Ints, causal: bool, chance: np.random.Generator
+) -> Ints:
     """For each row the target groups of another row, (R, S).
 
     Args:

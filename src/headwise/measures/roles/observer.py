@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,9 +14,9 @@ from headwise.data import Batch
 from headwise.errors import InputError, UnsupportedError
 from headwise.kernels import Problem, Wanted, visible_at
 from headwise.layout import Site
-from headwise.measures.roles.blocks import passage_sums
+from headwise.measures.roles.blocks import group_sums
 from headwise.measures.roles.classes import class_sums
-from headwise.measures.roles.plans import ClassPlan, GroupPlan, GroupRows, PairPlan, Plan, plan_of
+from headwise.measures.roles.plans import ClassPlan, GroupPlan, PairPlan, Plan, plan_of
 from headwise.measures.roles.reading import Passage, read_passages_of
 from headwise.measures.roles.role import Role
 from headwise.measures.roles.tally import FIRST_KEY, Baseline, Draws, Sums, Tally
@@ -39,7 +40,7 @@ class RoleObserver:
         replicates: of the bootstrap.
 
     Attributes:
-        tallies: by (role, label, site).
+        tallies: by role and site.
         absent: by role, the sites where it has no value, and why.
     """
 
@@ -56,14 +57,14 @@ class RoleObserver:
         repeated = [name for name, count in Counter(role.name for role in self.roles).items() if count > 1]
         if repeated:
             raise InputError(f"two roles are named {repeated[0]!r}; rename one")
-        self.tallies: dict[tuple[str, str, Site], Tally] = {}
+        self.tallies: dict[tuple[str, Site], Tally] = {}
         self.absent: dict[str, dict[Site, str]] = {role.name: {} for role in self.roles}
         self.heads: dict[Site, int] = {}
         self._lexicon, self._counts, self._seed = Lexicon(tokenizer), counts, seed
         self._draws = Draws(seed, replicates)
         self._batch: Batch | None = None
         self._read: dict[tuple[object, ...], list[Passage] | str] = {}
-        self._plans: dict[tuple[object, ...], Plan | None | str] = {}
+        self._plans: dict[tuple[object, ...], Plan | str | None] = {}
         self._asked: list[tuple[Plan, slice | None]] = []
 
     def want(self, site: Site, problem: Problem, batch: Batch | None) -> Wanted | None:
@@ -107,7 +108,7 @@ class RoleObserver:
             return None
         return plan
 
-    def _made(self, role: Role, passages: list[Passage], shape: tuple[int, int], problem: Problem) -> Plan | None | str:
+    def _made(self, role: Role, passages: list[Passage], shape: tuple[int, int], problem: Problem) -> Plan | str | None:
         try:
             return plan_of(role, passages, shape, self._seed, problem.q.device)
         except UnsupportedError as error:
@@ -127,26 +128,23 @@ class RoleObserver:
         if classes:
             for plan, sums in class_sums(classes, call, token):
                 self._add(plan.role, call.site, sums, draws)
-        if groups:
-            self._see_groups(groups, call, draws)
-
-    def _see_groups(self, plans: Sequence[GroupPlan], call: AttentionCall, draws: Any) -> None:
-        for row in range(call.problem.q.shape[0]):
-            mine = [(plan, plan.rows[row]) for plan in plans]
-            present: list[tuple[GroupPlan, GroupRows]] = [(plan, rows) for plan, rows in mine if rows is not None]
-            if not present:
-                continue
-            for index, sums in passage_sums(call.problem, row, [rows for _, rows in present]):
-                role = present[index][0].role
-                if sums.hidden and role.hidden == "error":
-                    raise InputError(_hidden(role, self._where(row), call.site, None))
-                self._add(role, call.site, sums, draws[:, row : row + 1])
+        for plan, sums in zip(groups, group_sums(call.problem, groups) if groups else (), strict=True):
+            if plan.role.hidden == "error" and sums.hidden.any():
+                raise InputError(_hidden(plan.role, self._first_hidden(plan, sums), call.site, None))
+            self._add(plan.role, call.site, sums, draws)
 
     def _add(self, role: Role, site: Site, sums: Sums, draws: Any) -> None:
-        key = (role.name, sums.label, site)
+        key = (role.name, site)
         if key not in self.tallies:
             self.tallies[key] = Tally(self.heads[site], self._draws.replicates)
         self.tallies[key].add(sums, draws)
+
+    def _first_hidden(self, plan: GroupPlan, sums: Sums) -> str:
+        """The first passage with a row that did not count."""
+        for row, rows in enumerate(plan.rows):
+            if rows is not None and len(rows.first) > sums.values[row, 0, 0].max():
+                return self._where(row)
+        return self._where(0)
 
     def _where(self, row: int) -> str:
         assert self._batch is not None
@@ -177,15 +175,24 @@ def _pair_sums(plan: PairPlan, call: AttentionCall, part: slice, token: Tensor, 
     null_seen = visible_at(call.problem, plan.null).any(0) & seen
     hit = ((rows.argmax == plan.keys[:, :, None]) & visible).any(0)
     null_hit = ((rows.argmax == plan.null[:, :, None]) & (plan.null >= 0)[:, :, None]).any(0)
-    shape = weight.shape
-    parts = [seen.expand(shape), weight * seen, hit & seen, null_seen.expand(shape), null * null_seen, null_hit & null_seen]
-    values = torch.stack([one.sum(-1, dtype=torch.float64) for one in parts], dim=1).cpu().numpy()
+    sums = _summed(weight, hit, seen) + _summed(null, null_hit, null_seen)
+    values = torch.stack(sums, dim=1).double().cpu().numpy()
     named = (plan.keys >= 0).any(0) & token
     counted = seen.any(1)
     offsets = plan.offsets[(plan.keys >= 0) & counted]
     baselines = _counter(offsets)
     baselines[FIRST_KEY] = int((plan.first & counted).sum())
-    return Sums("", values, baselines, int((named & ~counted).sum()))
+    return Sums(("",), values[:, None], [baselines], np.array([int((named & ~counted).sum())]))
+
+
+def _summed(weight: Tensor, hit: Tensor, counted: Tensor) -> list[Tensor]:
+    """Rows, weight and hits, each summed over the rows that count: (B, H)."""
+    both = torch.stack([weight, hit.to(weight.dtype)], dim=1)
+    if counted.shape[1] == 1:  # all heads count the same rows
+        sums = torch.einsum("bshq,bq->bsh", both, counted[:, 0].to(both.dtype))
+    else:
+        sums = (both * counted[:, None]).sum(-1)
+    return [counted.sum(-1).expand(weight.shape[:2]), sums[:, 0], sums[:, 1]]
 
 
 def _check_seen(plan: PairPlan, call: AttentionCall, visible: Tensor, token: Tensor, where: Any) -> None:

@@ -52,7 +52,9 @@ class Parse:
             )
         for word, head in enumerate(self.heads):
             if not -1 <= head < len(self.words) or head == word:
-                raise DataError(f"{self.where}: word {word} has the head {head}, which is no other word and not -1 (root)")
+                raise DataError(
+                    f"{self.where}: word {word} has the head {head}, which is no other word and not -1 (root)"
+                )
 
 
 def pieces_of(parse: Parse, tokens: Tokens) -> list[tuple[int, ...]]:
@@ -87,9 +89,11 @@ def _owners(parse: Parse) -> dict[int, int]:
 
 def _mismatch(parse: Parse, tokens: Tokens) -> str:
     text = tokens.text or ""
-    at = next((i for i, (a, b) in enumerate(zip(text, parse.text, strict=False)) if a != b), min(len(text), len(parse.text)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(text, parse.text, strict=False)) if a != b), min(len(text), len(parse.text))
+    )
     mine, theirs = text[at : at + 30], parse.text[at : at + 30]
     return (
-        f"{tokens.where} does not match {parse.where or 'its parse'}: they differ at character {at}, where the text has "
-        f"{mine!r} and the parse {theirs!r}; give the text that was parsed, in the same order"
+        f"{tokens.where} does not match {parse.where or 'its parse'}: they differ at character {at}, where the text "
+        f"has {mine!r} and the parse {theirs!r}; give the text that was parsed, in the same order"
     )

@@ -10,8 +10,9 @@ Three roads, by what the rule named:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from headwise.measures.roles.links import Bools, Groups, Ints, Pairs
 from headwise.measures.roles.nulls import chance_of, shuffled_groups, shuffled_pairs
 from headwise.measures.roles.reading import Passage
 from headwise.measures.roles.role import Role, found_by
+from headwise.measures.roles.tally import Baseline
 
 __all__ = ["ClassPlan", "GroupPlan", "GroupRows", "PairPlan", "Plan", "plan_of"]
 
@@ -67,10 +69,9 @@ class GroupRows:
         candidates: (1 or R, U) bool or None.
         own: (R,) the group that does not compete in its own row, -1 for none.
         places: (R,) the row's place among the key groups, -1 for none.
-        labels: for each row an index into ``names``.
-        names: labels.
+        labels: (R,) for each row an index into the names of the plan.
         renormalised: whether weights are divided by that on all candidates.
-        fixed_first: whether always looking at the first key is a baseline (not for cross-attention, where every key is).
+        fixed_first: whether always looking at the first key is a baseline (in cross-attention every fixed key is).
     """
 
     first: Ints
@@ -85,23 +86,29 @@ class GroupRows:
     own: Ints
     places: Ints
     labels: Ints
-    names: tuple[str, ...]
     renormalised: bool
     fixed_first: bool
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Words or chosen candidates: the rows of each passage of the batch."""
+    """Words or chosen candidates: the rows of each passage of the batch, and the names of the parts of the role.
+
+    The first name is "", for all parts together.
+    """
 
     role: Role
     rows: Sequence[GroupRows | None]
+    names: tuple[str, ...] = ("",)
+    known: dict[bytes, list[Counter[Baseline]]] = field(default_factory=dict)
 
 
 Plan: TypeAlias = PairPlan | ClassPlan | GroupPlan
 
 
-def plan_of(role: Role, passages: Sequence[Passage], shape: tuple[int, int], seed: int, device: torch.device) -> Plan | None:
+def plan_of(
+    role: Role, passages: Sequence[Passage], shape: tuple[int, int], seed: int, device: torch.device
+) -> Plan | None:
     """What ``role`` asks of a batch; None where it names nothing in it.
 
     Args:
@@ -111,28 +118,22 @@ def plan_of(role: Role, passages: Sequence[Passage], shape: tuple[int, int], see
         seed: of the shuffled pairs.
         device: where tensors go.
     """
-    found = [_of_tokens(role, found_by(role, passage.tokens), passage) for passage in passages]
+    found = [_of_tokens(found_by(role, passage.tokens), passage) for passage in passages]
     if all(one is None for one in found):
         return None
     if any(isinstance(one, Groups) for one in found):
-        listed = [_as_groups(one, passage) for one, passage in zip(found, passages, strict=True)]
-        rows = [
-            None if one is None else _rows(role, one, passage, shape[1], seed)
-            for one, passage in zip(listed, passages, strict=True)
-        ]
-        return GroupPlan(role, rows)
+        listed = [_as_groups(one) for one in found]
+        return _group_plan(role, listed, passages, shape[1], seed)
     pairs = [one if isinstance(one, Pairs) else None for one in found]
     width = max(one.keys.shape[1] for one in pairs if one is not None)
     if width <= MOST_PAIRS:
         return _pair_plan(role, pairs, passages, shape, width, seed, device)
     if all(one is None or len(one.keys) == 1 for one in pairs):
         return _class_plan(role, pairs, passages, shape, seed, device)
-    several = [None if one is None else _rows(role, _as_groups(one, passage), passage, shape[1], seed)
-               for one, passage in zip(pairs, passages, strict=True)]
-    return GroupPlan(role, several)
+    return _group_plan(role, [_as_groups(one) for one in pairs], passages, shape[1], seed)
 
 
-def _of_tokens(role: Role, found: Pairs | Groups | None, passage: Passage) -> Pairs | Groups | None:
+def _of_tokens(found: Pairs | Groups | None, passage: Passage) -> Pairs | Groups | None:
     """Without the rows of special tokens."""
     special = np.array(passage.tokens.special, np.bool_)
     if found is None or not special.any():
@@ -160,7 +161,7 @@ def _of_tokens(role: Role, found: Pairs | Groups | None, passage: Passage) -> Pa
     )
 
 
-def _as_groups(found: Pairs | Groups | None, passage: Passage) -> Groups | None:
+def _as_groups(found: Pairs | Groups | None) -> Groups | None:
     if found is None or isinstance(found, Groups):
         return found
     return Groups([(int(one),) for one in found.queries], found.queries, found.rows(), renormalised=False)
@@ -210,11 +211,26 @@ def _class_plan(
         members[row, passage.keys[named]] = True
         others[row, passage.keys[drawn]] = True
         rows[row, passage.queries[one.queries]] = True
-    return ClassPlan(role, *(torch.from_numpy(part).to(device) for part in (members, others, rows)), passages)
+    on_device = [torch.from_numpy(part).to(device) for part in (members, others, rows)]
+    return ClassPlan(role, on_device[0], on_device[1], on_device[2], passages)
 
 
-def _rows(role: Role, groups: Groups | None, passage: Passage, keys: int, seed: int) -> GroupRows | None:
-    if groups is None or not len(groups):
+def _group_plan(
+    role: Role, listed: Sequence[Groups | None], passages: Sequence[Passage], keys: int, seed: int
+) -> GroupPlan:
+    names = tuple(dict.fromkeys(["", *(name for one in listed if one is not None for name in one.labels or ())]))
+    place = {name: at for at, name in enumerate(names)}
+    rows = [
+        None if one is None else _rows(role, one, passage, keys, seed, place)
+        for one, passage in zip(listed, passages, strict=True)
+    ]
+    return GroupPlan(role, rows, names)
+
+
+def _rows(
+    role: Role, groups: Groups, passage: Passage, keys: int, seed: int, place: Mapping[str, int]
+) -> GroupRows | None:
+    if not len(groups):
         return None
     unit, last, count = _units(groups, passage, keys)
     lengths = np.array([len(query) for query in groups.queries], np.int64)
@@ -223,14 +239,15 @@ def _rows(role: Role, groups: Groups | None, passage: Passage, keys: int, seed: 
     first = np.array([min(query) for query in groups.queries], np.int64)
     cross = passage.tokens.keys is not None
     own = np.full(len(groups), -1, np.int64) if groups.own else groups.places
-    allowed = np.ones((len(groups), count), np.bool_) if groups.candidates is None else np.array(
-        np.broadcast_to(groups.candidates, (len(groups), count)))
+    allowed = (
+        np.ones((len(groups), count), np.bool_)
+        if groups.candidates is None
+        else np.array(np.broadcast_to(groups.candidates, (len(groups), count)))
+    )
     at = np.flatnonzero(own >= 0)
     allowed[at, own[at]] = False
     chance = chance_of(seed, passage.tokens.passage, role.name)
-    names = tuple(dict.fromkeys(groups.labels)) if groups.labels is not None else ("",)
-    place = {name: index for index, name in enumerate(names)}
-    labels = np.array([place[one] for one in groups.labels], np.int64) if groups.labels is not None else np.zeros(len(groups), np.int64)
+    labels = np.array([place[one] for one in groups.labels or [""] * len(groups)], np.int64)
     return GroupRows(
         first=np.minimum.reduceat(flat, np.concatenate([[0], np.cumsum(lengths)[:-1]])),
         last=np.maximum.reduceat(flat, np.concatenate([[0], np.cumsum(lengths)[:-1]])),
@@ -244,7 +261,6 @@ def _rows(role: Role, groups: Groups | None, passage: Passage, keys: int, seed: 
         own=own,
         places=np.zeros(len(groups), np.int64) if cross else groups.places,
         labels=labels,
-        names=names,
         renormalised=groups.renormalised,
         fixed_first=not cross,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headwise.layout import HeadId, Site
 from headwise.measures.roles.role import Role
-from headwise.measures.roles.tally import Baseline, Tally
+from headwise.measures.roles.tally import Baseline, Part
 from headwise.measures.roles.verdict import Criterion
 
 __all__ = ["RoleAbout", "RoleScore", "scores_of"]
@@ -71,8 +71,8 @@ class RoleScore:
         )
 
 
-def scores_of(role: Role, label: str, site: Site, tally: Tally, criterion: Criterion) -> list[RoleScore]:
-    """The evidence for the heads of one site."""
+def scores_of(role: Role, label: str, site: Site, tally: Part, criterion: Criterion) -> list[RoleScore]:
+    """The evidence for the heads of one site and one part of a role."""
     rule, fixed_share = tally.fixed(role.baseline)
     numbers = {name: tally.mean(name) for name in ("score", "share", "null_score", "null_share")}
     ends = {name: tally.interval(name, criterion.level) for name in ("score", "share")}
@@ -111,14 +111,19 @@ def _missing(values: Mapping[str, float], fixed_share: float, rows: int, passage
     """The first condition that does not hold; empty where all do."""
     if rows < criterion.rows or passages < criterion.passages:
         return f"{rows} rows in {passages} passages are too few"
-    null_share, null_score = (0.0 if math.isnan(values[name]) else values[name] for name in ("null_share", "null_score"))
+    null_share, null_score = (
+        0.0 if math.isnan(values[name]) else values[name] for name in ("null_share", "null_score")
+    )
     for name, least in (("the best fixed rule", fixed_share), ("shuffled pairs", null_share)):
         if not values["share"] - least >= criterion.margin:
             return f"share {values['share']:.2f} is not {criterion.margin:g} above that of {name}, {least:.2f}"
         if not values["share_low"] > least:
             return f"the interval of the share, from {values['share_low']:.2f}, reaches {name}, {least:.2f}"
     if not values["score"] - null_score >= criterion.score_margin:
-        return f"weight {values['score']:.3f} is not {criterion.score_margin:g} above that of shuffled pairs, {null_score:.3f}"
+        return (
+            f"weight {values['score']:.3f} is not {criterion.score_margin:g} above that of shuffled pairs, "
+            f"{null_score:.3f}"
+        )
     if not values["score_low"] > null_score:
         return f"the interval of the weight, from {values['score_low']:.3f}, reaches shuffled pairs, {null_score:.3f}"
     return ""

@@ -46,7 +46,9 @@ def _load(name: str) -> Any:
     try:
         spacy = import_module("spacy")
     except ModuleNotFoundError:
-        raise InputError("roles of grammar by spaCy need spaCy; install it with: pip install 'headwise[spacy]'") from None
+        raise InputError(
+            "roles of grammar by spaCy need spaCy; install it with: pip install 'headwise[spacy]'"
+        ) from None
     try:
         return spacy.load(name)
     except OSError:

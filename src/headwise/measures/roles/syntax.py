@@ -28,8 +28,8 @@ def _parse_of(parses: Parses, tokens: Tokens) -> Parse:
         return parses(tokens)
     if tokens.passage >= len(parses):
         raise DataError(
-            f"{tokens.where}: there are parses of {len(parses)} passages, and this is passage {tokens.passage} (counted "
-            "from 0); give a parse for each"
+            f"{tokens.where}: there are parses of {len(parses)} passages, and this is passage {tokens.passage} "
+            "(counted from 0); give a parse for each"
         )
     return parses[tokens.passage]
 
@@ -112,7 +112,13 @@ def syntax_roles(parses: Parses, *, subtypes: bool = False) -> tuple[Role, ...]:
         subtypes: keep ``nmod:poss`` apart from ``nmod``.
     """
     return (
-        Role("head", _Heads(parses, False, subtypes), description="From a word to its syntactic head", source=_CLARK, hidden="skip"),
+        Role(
+            "head",
+            _Heads(parses, False, subtypes),
+            description="From a word to its syntactic head",
+            source=_CLARK,
+            hidden="skip",
+        ),
         Role(
             "dependent",
             _Heads(parses, True, subtypes),

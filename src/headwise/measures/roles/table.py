@@ -75,10 +75,13 @@ class RoleTable:
         order = {site.key: at for at, site in enumerate(layout.sites)}
         for observer in observers if isinstance(observers, Sequence) else (observers,):
             by_name = {role.name: role for role in observer.roles}
-            place = {name: at for at, name in enumerate(by_name)}
-            keys = sorted(observer.tallies, key=lambda key: (place[key[0]], key[1], order[key[2].key]))  # noqa: B023
-            for name, label, site in keys:
-                scores += scores_of(by_name[name], label, site, observer.tallies[name, label, site], criterion)
+            for name, role in by_name.items():
+                mine = [(site, tally) for (other, site), tally in observer.tallies.items() if other == name]
+                mine.sort(key=lambda pair: order[pair[0].key])
+                for label in sorted({label for _, tally in mine for label in tally.labels}):
+                    for site, tally in mine:
+                        if label in tally.labels:
+                            scores += scores_of(role, label, site, tally.part(label), criterion)
             about += [RoleAbout(role.name, role.kind, role.description, role.source) for role in observer.roles]
             absent |= _absent(layout, observer)
         return cls(
@@ -177,7 +180,7 @@ class RoleTable:
         return f"RoleTable({self.model or 'model'}; {self.criterion})\n{self.summary().to_string(float_format='%.3f')}"
 
     def _repr_html_(self) -> str:
-        return str(self.summary().to_html(float_format="%.3f"))
+        return self.summary().to_html(float_format=lambda value: f"{value:.3f}")
 
     def to_document(self) -> dict[str, Any]:
         """The table as plain lists and dictionaries: ``headwise.roles`` (docs/format.md)."""
@@ -211,7 +214,7 @@ class RoleTable:
 
 
 def _absent(layout: HeadLayout, observer: RoleObserver) -> dict[str, dict[SiteKey, str]]:
-    measured = {(name, site) for name, _, site in observer.tallies}
+    measured = set(observer.tallies)
     found: dict[str, dict[SiteKey, str]] = {}
     for role in observer.roles:
         for site in layout.sites:

@@ -1,8 +1,8 @@
 """Sums over rows for every head, and their bootstrap over passages, without keeping passages.
 
-Each replicate weights each passage by a Poisson(1) count, drawn from the run's seed and the passage's index: in the limit
-of many passages the bootstrap that draws passages with replacement (Chamandy et al. 2012, "Estimating Uncertainty for
-Massive Data Streams", section 3), and the same numbers whatever the batches.
+Each replicate weights each passage by a Poisson(1) count, drawn from the run's seed and the passage's index: in the
+limit of many passages the bootstrap that draws passages with replacement (Chamandy et al. 2012, "Estimating Uncertainty
+for Massive Data Streams", section 3), and the same numbers whatever the batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FIRST_KEY", "STATISTICS", "Baseline", "Draws", "Sums", "Tally"]
+__all__ = ["FIRST_KEY", "STATISTICS", "Baseline", "Draws", "Part", "Sums", "Tally"]
 
 Floats: TypeAlias = NDArray[np.float64]
 #: A rule that looks at nothing but positions: an offset, or the first key of the passage.
@@ -29,24 +29,20 @@ _DRAWN: Final = 3
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one call for one label.
+    """Sums of the rows of one call, for one role.
 
     Attributes:
-        label: whose rows, or "" for rows without label.
-        values: (passages of the call, statistics, heads).
-        offsets: how many rows a fixed rule would hit: a fixed offset, or always the first key; for cross-attention a
-            fixed key.
-        hidden: rows left out because the query may not see the key.
+        labels: the parts of the role; ``("",)`` for a role without parts.
+        values: (passages of the call, parts, statistics, heads).
+        fixed: for each part, how many rows a fixed rule would hit: a fixed offset, or always the first key; for
+            cross-attention a fixed key.
+        hidden: (parts,) rows left out because the query may not see the key.
     """
 
-    label: str
+    labels: tuple[str, ...]
     values: Floats
-    offsets: Counter[Baseline]
-    hidden: int = 0
-
-    def joined(self, other: Sums) -> Sums:
-        """The sums of both, of the same passages."""
-        return Sums(self.label, self.values + other.values, self.offsets + other.offsets, self.hidden + other.hidden)
+    fixed: Sequence[Counter[Baseline]]
+    hidden: NDArray[np.int64]
 
 
 class Draws:
@@ -70,32 +66,62 @@ class Draws:
 
 
 class Tally:
-    """The sums of one role (or one label of it) at one site."""
+    """The sums of one role at one site, part by part."""
 
     def __init__(self, heads: int, replicates: int) -> None:
-        self.total = np.zeros((len(STATISTICS), heads))
-        self.drawn = np.zeros((replicates, _DRAWN, heads), np.float32)
-        self.offsets: Counter[Baseline] = Counter()
-        self.passages = 0
-        self.hidden = 0
+        self.labels: dict[str, int] = {}
+        self.total = np.zeros((0, len(STATISTICS), heads))
+        self.drawn = np.zeros((replicates, 0, _DRAWN, heads), np.float32)
+        self.passages = np.zeros(0, np.int64)
+        self.hidden = np.zeros(0, np.int64)
+        self.fixed: list[Counter[Baseline]] = []
 
     def add(self, sums: Sums, draws: Floats) -> None:
-        """Fold in one call."""
-        self.total += sums.values.sum(0)
-        counted = sums.values[:, 0].max(-1) > 0
-        self.passages += int(counted.sum())
-        self.hidden += sums.hidden
-        self.offsets.update(sums.offsets)
-        if counted.any():
-            part = sums.values[counted, :_DRAWN]
-            self.drawn += np.tensordot(draws[:, counted], part, axes=1).astype(np.float32)
+        """Fold in one call; ``draws`` are the replicates' weights of its passages."""
+        at = self._places(sums.labels)
+        self.total[at] += sums.values.sum(0)
+        counted = sums.values[:, :, 0].max(-1) > 0
+        self.passages[at] += counted.sum(0)
+        self.hidden[at] += sums.hidden
+        for index, rules in zip(at, sums.fixed, strict=True):
+            self.fixed[index].update(rules)
+        some = counted.any(1)
+        if some.any():
+            part = sums.values[some][:, :, :_DRAWN].astype(np.float32)
+            shape = part.shape[1:]
+            self.drawn[:, at] += (draws[:, some].astype(np.float32) @ part.reshape(len(part), -1)).reshape(-1, *shape)
+
+    def _places(self, labels: Sequence[str]) -> list[int]:
+        new = [label for label in labels if label not in self.labels]
+        if new:
+            self.labels |= {label: len(self.labels) + at for at, label in enumerate(new)}
+            self.total = np.pad(self.total, [(0, len(new)), (0, 0), (0, 0)])
+            self.drawn = np.pad(self.drawn, [(0, 0), (0, len(new)), (0, 0), (0, 0)])
+            self.passages, self.hidden = (np.pad(one, (0, len(new))) for one in (self.passages, self.hidden))
+            self.fixed += [Counter() for _ in new]
+        return [self.labels[label] for label in labels]
+
+    def part(self, label: str) -> Part:
+        """The sums of one part."""
+        at = self.labels[label]
+        return Part(self.total[at], self.drawn[:, at], int(self.passages[at]), int(self.hidden[at]), self.fixed[at])
+
+
+@dataclass(frozen=True)
+class Part:
+    """The sums of one part of a role at one site: total (statistics, heads), drawn (replicates, 3, heads)."""
+
+    total: Floats
+    drawn: NDArray[np.float32]
+    passages: int
+    hidden: int
+    rules: Counter[Baseline]
 
     def mean(self, name: str) -> Floats:
         """A statistic's mean over its rows, (heads,); NaN without rows."""
         at = STATISTICS.index(name)
         rows = self.total[3 if name.startswith("null") else 0]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(rows > 0, self.total[at] / np.maximum(rows, 1), np.nan)
+        return np.where(rows > 0, self.total[at] / np.maximum(rows, 1), np.nan)
 
     @property
     def rows(self) -> Floats:
@@ -105,12 +131,11 @@ class Tally:
     def interval(self, name: str, level: float) -> tuple[Floats, Floats]:
         """The bootstrap's percentile interval of a mean, (heads,) twice; NaN with fewer than two passages."""
         heads = self.total.shape[1]
-        if self.passages < 2:
-            return np.full(heads, np.nan), np.full(heads, np.nan)
-        rows = self.drawn[:, 0].astype(np.float64)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means = np.where(rows > 0, self.drawn[:, STATISTICS.index(name)] / rows, np.nan)
         out = np.full((2, heads), np.nan)
+        if self.passages < 2:
+            return out[0], out[1]
+        rows = self.drawn[:, 0].astype(np.float64)
+        means = np.where(rows > 0, self.drawn[:, STATISTICS.index(name)] / np.maximum(rows, 1), np.nan)
         some = np.isfinite(means).any(0)
         if some.any():
             out[:, some] = np.nanquantile(means[:, some], [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -121,7 +146,7 @@ class Tally:
         rows = float(self.total[0].max())
         known = [
             (count, -1 if rule == FIRST_KEY else -abs(int(rule)), rule)
-            for rule, count in self.offsets.items()
+            for rule, count in self.rules.items()
             if rule != leave_out
         ]
         if not known or rows == 0:

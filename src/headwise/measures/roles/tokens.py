@@ -103,8 +103,8 @@ class Lexicon:
         if not getattr(self.tokenizer, "is_fast", False):
             kind = "no tokenizer" if self.tokenizer is None else f"a {type(self.tokenizer).__name__}"
             raise UnsupportedError(
-                f"roles of words need a tokenizer that says where its tokens stand in the text, and the model has {kind}; "
-                "give one with offset mappings (a fast one)"
+                f"roles of words need a tokenizer that says where its tokens stand in the text, and the model has "
+                f"{kind}; give one with offset mappings (a fast one)"
             )
         assert self.tokenizer is not None
         found = self.tokenizer(

@@ -13,10 +13,10 @@ __all__ = ["Criterion"]
 class Criterion:
     """A head has a role where, on the rows that the role is about,
 
-    * its largest weight is on the role's key at a share of rows that exceeds both the best fixed offset and the shuffled
-      pairs by ``margin``, and the lower end of the share's interval exceeds both;
-    * the mean weight on that key exceeds that on the shuffled pairs by ``score_margin``, and so does, above the shuffled
-      pairs, the lower end of its interval;
+    * its largest weight is on the role's key at a share of rows that exceeds both the best fixed rule of position and
+      the shuffled pairs by ``margin``, and the lower end of the share's interval exceeds both;
+    * the mean weight on that key exceeds that on the shuffled pairs by ``score_margin``, and the lower end of its
+      interval exceeds it;
     * there are at least ``rows`` rows in ``passages`` passages.
 
     The second condition keeps out heads that spread their weight evenly, whose largest weight is where a tie falls.

@@ -1,9 +1,10 @@
 """CKA between the outputs of heads: exact from C within a layer, by random projection across layers.
 
 Linear CKA (Kornblith et al. 2019, section 3) of two heads is ``|C_ab|_F^2 / (|C_aa|_F |C_bb|_F)`` with C the centred
-cross-covariance of their outputs. The cross-covariance of all heads of a model is wide (17,280 for SmolLM2), so outputs
-are projected onto a few random directions each: ``|R_a^T C_ab R_b|_F^2`` is an unbiased estimate of the numerator when
-``E[R R^T]`` is the identity. Where every head keeps all its directions, the value is exact.
+cross-covariance of their outputs. The cross-covariance of all heads of a model is wide (17,280 for SmolLM2), so across
+layers the CKA is that of outputs projected onto a few random directions, the same ones for heads of the same width.
+Numerator and denominator are projected alike, so the value stays in [0, 1], is 1 for a copy and exact for outputs that
+move along one direction. Where all directions are kept, it is exact.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from headwise.trace import PADDING, row_kinds
 __all__ = ["OutputAlignment", "projection_for"]
 
 #: Directions of all heads together, at most.
-WIDEST = 4096
+WIDEST = 8192
 
 
-def projection_for(site: SiteKey, head: int, d_v: int, directions: int, seed: int) -> Tensor:
+def projection_for(d_v: int, directions: int, seed: int) -> Tensor:
     """R (D_v, directions) with E[R R^T] = 1: random orthonormal columns, scaled; the identity where all are kept."""
     if directions >= d_v:
         return torch.eye(d_v, dtype=torch.float64)
-    text = f"cka:{seed}:{site.stack}:{site.kind}:{site}:{head}".encode()
+    text = f"cka:{seed}:{d_v}".encode()
     generator = torch.Generator().manual_seed(int.from_bytes(sha256(text).digest()[:7], "big"))
     orthonormal, upper = torch.linalg.qr(torch.randn(d_v, d_v, generator=generator, dtype=torch.float64))
     # The signs make the distribution uniform over rotations.
@@ -45,7 +46,7 @@ class OutputAlignment:
 
     Args:
         layout: the heads.
-        directions: random directions of each head; None: as many as keep the whole below 4,096.
+        directions: random directions of each head; None: as many as keep the whole below 8,192.
         seed: of the directions.
     """
 
@@ -55,12 +56,11 @@ class OutputAlignment:
         widest = max(block.d_v for block in blocks)
         heads = sum(block.query_heads for block in blocks)
         self.directions = min(widest, max(1, WIDEST // heads) if directions is None else directions)
-        self._projection: dict[SiteKey, Tensor] = {}
-        for site, block in zip(layout.sites, blocks, strict=True):
-            one = [
-                projection_for(site.key, head, block.d_v, self.directions, seed) for head in range(block.query_heads)
-            ]
-            self._projection[site.key] = torch.stack(one)
+        self._heads = {site.key: block.query_heads for site, block in zip(layout.sites, blocks, strict=True)}
+        self._projection = {
+            site.key: projection_for(block.d_v, self.directions, seed)
+            for site, block in zip(layout.sites, blocks, strict=True)
+        }
         self.exact = all(block.d_v <= self.directions for block in blocks)
         self._features: dict[tuple[str, tuple[int, ...]], list[tuple[SiteKey, Tensor]]] = {}
         self._scatters: dict[tuple[SiteKey, ...], Scatter] = {}
@@ -76,8 +76,8 @@ class OutputAlignment:
             self.finish()
             self._batch = batch
         real_BQ = row_kinds(call.site, call.problem, batch) != PADDING
-        projection_HDR = self._projection[call.site.key].to(call.z)
-        features = torch.einsum("bhqd,hdr->bqhr", call.z.detach(), projection_HDR).flatten(2)[real_BQ]
+        projection_DR = self._projection[call.site.key].to(call.z)
+        features = (call.z.detach().transpose(1, 2) @ projection_DR).flatten(2)[real_BQ]
         shape = (*real_BQ.shape, len(features))
         self._features.setdefault((call.site.key.stack, shape), []).append((call.site.key, features))
 
@@ -95,19 +95,18 @@ class OutputAlignment:
         self.finish()
         first, total = self._places()
         out = np.full((total, total), np.nan)
-        norms = {site: _norms(statistics, site) for site in first}
         for sites, scatter in self._scatters.items():
             covariance = scatter.covariance
-            for (a, part_a), (b, part_b) in self._pairs(sites):
-                cross = covariance[part_a, part_b]
-                cross = cross.reshape(len(norms[a]), -1, len(norms[b]), cross.shape[1] // len(norms[b]))
-                squares = cross.square().sum((1, 3)).cpu().numpy()
-                _put(out, first[a], first[b], _ratio(squares, norms[a], norms[b]))
+            parts = self._parts(sites)
+            norms = {site: _norms(covariance[part, part], self._heads[site]) for site, part in parts}
+            for at, (a, part_a) in enumerate(parts):
+                for b, part_b in parts[at + 1 :]:
+                    squares = _squares(covariance[part_a, part_b], self._heads[a], self._heads[b])
+                    _put(out, first[a], first[b], _ratio(squares, norms[a], norms[b]))
         for site, start in first.items():
-            heads, d_v = statistics[site].heads, statistics[site].d_v
-            blocks = statistics[site].covariance.view(heads, d_v, heads, d_v)
-            squares = blocks.square().sum((1, 3)).cpu().numpy()
-            _put(out, start, start, _ratio(squares, norms[site], norms[site]))
+            covariance, heads = statistics[site].covariance, self._heads[site]
+            own = _norms(covariance, heads)
+            _put(out, start, start, _ratio(_squares(covariance, heads, heads), own, own))
         return out
 
     def _places(self) -> tuple[dict[SiteKey, int], int]:
@@ -117,21 +116,27 @@ class OutputAlignment:
             total += self._layout.blocks[site.block].query_heads
         return first, total
 
-    def _pairs(self, sites: tuple[SiteKey, ...]) -> list[tuple[tuple[SiteKey, slice], tuple[SiteKey, slice]]]:
+    def _parts(self, sites: tuple[SiteKey, ...]) -> list[tuple[SiteKey, slice]]:
+        """Where the features of each site stand among those of all."""
         parts, start = [], 0
         for site in sites:
-            width = self._projection[site].shape[0] * self._projection[site].shape[2]
+            width = self._heads[site] * self._projection[site].shape[1]
             parts.append((site, slice(start, start + width)))
             start += width
-        return [(a, b) for at, a in enumerate(parts) for b in parts[at + 1 :]]
+        return parts
 
 
-def _norms(statistics: Statistics, site: SiteKey) -> npt.NDArray[np.float64]:
+def _squares(covariance: Tensor, left: int, right: int) -> npt.NDArray[np.float64]:
+    """|C_ab|_F^2 of every pair of heads of two sites."""
+    rows, columns = covariance.shape
+    blocks = covariance.reshape(left, rows // left, right, columns // right)
+    return np.asarray(blocks.square().sum((1, 3)).cpu().numpy(), np.float64)
+
+
+def _norms(covariance: Tensor, heads: int) -> npt.NDArray[np.float64]:
     """|C_hh|_F of every head."""
-    one = statistics[site]
-    blocks = one.covariance.view(one.heads, one.d_v, one.heads, one.d_v)
-    found = torch.stack([blocks[head, :, head].norm() for head in range(one.heads)])
-    return np.asarray(found.cpu().numpy(), np.float64)
+    out: npt.NDArray[np.float64] = np.sqrt(np.diagonal(_squares(covariance, heads, heads)))
+    return out
 
 
 def _ratio(

@@ -1,0 +1,86 @@
+"""The model card: what was removed and what was measured, in the words of the record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headwise.models.handle import Model
+    from headwise.models.surgery_record import SurgeryRecord
+
+__all__ = ["model_card"]
+
+
+def model_card(model: Model, *, stock: bool) -> str:
+    """The README.md of a saved folder."""
+    record = model.surgery
+    name = "the model" if record is None else record.model
+    lines = ["---", "library_name: headwise", "tags:", "- headwise", "- pruned-attention-heads", "---", ""]
+    if record is None:
+        return "\n".join([*lines, f"# {model.name}", "", "Saved by headwise; no head was removed.", "", *_how(stock)])
+    heads = sum(one.query_heads[0] - one.query_heads[1] for one in record.blocks)
+    before, after = record.parameters
+    lines += [
+        f"# {name}, {heads} attention heads removed",
+        "",
+        f"{heads} query heads of {len(record.blocks)} attention blocks were cut out of `{name}` "
+        f"(weights `{record.weight_hash[:16]}`), which leaves {after:,} of {before:,} parameters.",
+        "",
+        *_how(stock),
+        "",
+        *_table(record),
+        "",
+        *_proof(record),
+        "",
+        *_repair(record),
+    ]
+    if record.earlier:
+        lines += [
+            "",
+            f"Heads had been removed before, in {len(record.earlier)} steps; see `surgery.earlier` in headwise.json.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _how(stock: bool) -> list[str]:
+    lines = ["```python", "import headwise as hw", "", 'model = hw.load("PATH")', "```"]
+    if stock:
+        return [*lines, "", "The folder is also a plain transformers checkpoint: `from_pretrained` loads it."]
+    return [
+        *lines,
+        "",
+        "Its layers have different numbers of heads, which transformers' config cannot say: `from_pretrained` finds "
+        "no weights "
+        "here.",
+    ]
+
+
+def _table(record: SurgeryRecord) -> list[str]:
+    rows = ["| block | heads removed | query heads | key-value heads |", "|---|---|---|---|"]
+    for one in record.blocks:
+        query, kv = (f"{left} -> {right}" for left, right in (one.query_heads, one.kv_heads))
+        rows.append(f"| `{one.module}` | {', '.join(map(str, one.removed))} | {query} | {kv} |")
+    return rows
+
+
+def _proof(record: SurgeryRecord) -> list[str]:
+    proof = record.proof
+    worst = max((one.difference / one.largest for one in proof.layers if one.largest), default=0.0)
+    noise = "" if proof.noise is None else f" (the original's own eager attention differs by {proof.noise:.2g})"
+    return [
+        f"Before the repair every layer was compared with the original's, the removed heads gated, on the same input: "
+        "largest "
+        f"difference {worst:.2g} of the largest output, where {proof.bound:g} is allowed. End to end "
+        f"{proof.end_to_end:.2g} "
+        f"where values reach {proof.largest:.3g}{noise}."
+    ]
+
+
+def _repair(record: SurgeryRecord) -> list[str]:
+    method = record.repair.get("method")
+    if method == "none":
+        return ["The remaining weights are the original's; nothing was repaired."]
+    layers = record.repair.get("layers", [])
+    rows = max((one["rows"] for one in layers), default=0)
+    words = {"least_squares": "by least squares with an intercept", "bias": "by a bias"}
+    return [f"The output projections were then repaired {words.get(str(method), method)}, from {rows:,} rows of text."]

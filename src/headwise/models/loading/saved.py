@@ -1,0 +1,177 @@
+"""Loading a folder that headwise saved: the class is built from its config, cut to the weights, and filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from headwise import artifacts
+from headwise.errors import ModelError, RunError
+from headwise.models.cut_modules import HeadCut, install, restate
+from headwise.models.loading.companions import FAILURES
+from headwise.models.loading.weights import refuse_pointer
+from headwise.models.surgery_record import SurgeryRecord
+
+__all__ = ["MODEL_FILE", "cuts_of", "read_model_file", "rebuilt", "record_of"]
+
+MODEL_FILE: Final = "headwise.json"
+_HOME: Final = "transformers.models."
+
+
+def read_model_file(folder: Path) -> dict[str, Any] | None:
+    """The document of a folder that headwise saved, or None where it is another folder.
+
+    Raises:
+        ModelError: there is one, and it is damaged or of a newer version.
+    """
+    if not folder.is_dir() or not (folder / MODEL_FILE).exists():
+        return None
+    try:
+        return artifacts.read_document(folder / MODEL_FILE, artifacts.MODEL_FORMAT)
+    except RunError as error:
+        raise ModelError(str(error)) from None
+
+
+def record_of(document: Mapping[str, Any]) -> SurgeryRecord | None:
+    """What was cut, as the document says it.
+
+    Raises:
+        ModelError: it does not say it whole.
+    """
+    found = document["surgery"]
+    try:
+        return None if found is None else SurgeryRecord.from_document(found)
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ModelError(f"{MODEL_FILE}: surgery is not complete ({error})") from None
+
+
+def cuts_of(document: Mapping[str, Any]) -> Iterator[tuple[str, HeadCut]]:
+    """What each cut module is told, by its path."""
+    for entry in document["cuts"]:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+        }
+        path = values.pop("module")
+        try:
+            yield path, HeadCut(**values)
+        except TypeError as error:
+            raise ModelError(f"{MODEL_FILE}: the cut of {path} is not understood ({error})") from None
+
+
+def rebuilt(folder: Path, document: Mapping[str, Any]) -> nn.Module:
+    """The module of a folder in headwise's own layout, in eval mode.
+
+    Raises:
+        ModelError: files are missing or damaged, or do not fit the class.
+    """
+    module = _built(folder, document)
+    stored = _stored(folder, document["weights"]["files"])
+    tied = document["weights"]["tied"]
+    for path, cut in cuts_of(document):
+        try:
+            install(module.get_submodule(path), cut)
+        except AttributeError:
+            raise ModelError(
+                f"{folder}: {MODEL_FILE} cuts {path}, which {type(module).__name__} does not have"
+            ) from None
+    _fill(module, stored, tied, str(folder))
+    return module.eval()
+
+
+def _built(folder: Path, document: Mapping[str, Any]) -> nn.Module:
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.initialization import no_init_weights
+
+    kind = _class(document["class"], PreTrainedModel, folder)
+    config_kind = _class(document["config"], PretrainedConfig, folder)
+    try:
+        config = config_kind.from_json_file(str(folder / "config.json"))
+        with no_init_weights():
+            module: nn.Module = kind._from_config(config)
+    except FAILURES as error:
+        said = " ".join(str(error).split())[:240]
+        raise ModelError(
+            f"{folder}: {kind.__name__} cannot be built from config.json ({type(error).__name__}: {said})"
+        ) from error
+    return module
+
+
+def _class(named: Mapping[str, str], base: type, folder: Path) -> Any:
+    """A class of transformers by module and name; nothing else is ever imported."""
+    home, name = named["module"], named["name"]
+    if home.startswith(_HOME) and all(part.isidentifier() for part in home.split(".")):
+        try:
+            kind = getattr(import_module(home), name, None)
+        except ImportError:
+            kind = None
+        if isinstance(kind, type) and issubclass(kind, base):
+            return kind
+    import transformers
+
+    raise ModelError(
+        f"{folder}: {MODEL_FILE} names the class {home}.{name}, which transformers {transformers.__version__} does "
+        "not have; "
+        "update transformers"
+    )
+
+
+def _stored(folder: Path, files: list[str]) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    stored: dict[str, Tensor] = {}
+    for name in files:
+        file = folder / name
+        if Path(name).name != name or not file.is_file():
+            raise ModelError(f"{folder}: the weights {name!r} are not there; copy the whole folder")
+        refuse_pointer(file)
+        try:
+            with safe_open(file, framework="pt") as opened:
+                stored |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: is not a readable safetensors file ({error}); save or copy it again") from None
+    return stored
+
+
+def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str], where: str) -> None:
+    owners = dict(module.named_modules(remove_duplicate=False))
+    for name, value in stored.items():
+        path, _, last = name.rpartition(".")
+        owner = owners.get(path)
+        if owner is None or (last not in owner._parameters and last not in owner._buffers):
+            raise ModelError(f"{where}: the weights hold {name}, for which {type(module).__name__} has no place")
+        _set(owner, last, value)
+    expected = {name for name in module.state_dict() if name not in tied}
+    missing = sorted(expected - set(stored))
+    if missing:
+        raise ModelError(f"{where}: the weights lack {missing[0]} (of {len(missing)}); save or copy the folder again")
+    for name, first in tied.items():
+        _tie(owners, name, first, where)
+    for name, value in module.named_parameters():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ModelError(f"{where}: {name} holds values that are not finite (NaN or infinity)")
+
+
+def _set(owner: nn.Module, name: str, value: Tensor) -> None:
+    """Fill a parameter or buffer in place, so that what is tied to it stays tied, whatever its shape was."""
+    known = owner._parameters.get(name)
+    if known is not None:
+        known.data = value
+    elif name in owner._parameters:  # an intercept that the repair added
+        owner._parameters[name] = nn.Parameter(value)
+    else:
+        owner._buffers[name] = value
+    restate(owner)
+
+
+def _tie(owners: Mapping[str, nn.Module], name: str, first: str, where: str) -> None:
+    (path, _, last), (first_path, _, first_last) = name.rpartition("."), first.rpartition(".")
+    if path not in owners or first_path not in owners:
+        raise ModelError(f"{where}: {MODEL_FILE} ties {name} to {first}, and the model does not have both")
+    source = getattr(owners[first_path], first_last)
+    if getattr(owners[path], last) is not source:
+        setattr(owners[path], last, source)

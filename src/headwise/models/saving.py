@@ -1,0 +1,210 @@
+"""Saving a model, cut or whole, as a folder of safetensors and JSON (docs/format.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from headwise import artifacts
+from headwise.errors import InputError, RunError, UnsupportedError
+from headwise.models.card import model_card
+from headwise.models.cut_modules import cut_of
+from headwise.models.loading.silence import silenced
+from headwise.models.source import weight_hash
+from headwise.models.stock import expressible
+
+if TYPE_CHECKING:
+    from headwise.models.handle import Model
+
+__all__ = ["MODEL_FILE", "WEIGHTS", "check_target", "save_model"]
+
+MODEL_FILE: Final = "headwise.json"
+#: Not the name that transformers looks for: its ``from_pretrained`` cannot take half of a cut model for a whole one.
+WEIGHTS: Final = "headwise"
+_NEW: Final = ".headwise-new-"
+
+
+def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_size: int) -> Path:
+    """Write the folder in one step; see :meth:`headwise.Model.save`."""
+    if isinstance(max_shard_size, bool) or not isinstance(max_shard_size, int) or max_shard_size < 1:
+        raise InputError(f"max_shard_size must be a whole number of bytes, and is {max_shard_size!r}")
+    module: Any = model.module
+    _check_class(module)
+    path = Path(os.path.realpath(folder))
+    _check_target(path, Path(folder), overwrite)
+    stock = expressible(module) is None
+    document = _document(model, stock)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _new_folder(path) as new:
+            if stock:
+                with silenced():
+                    module.save_pretrained(new, max_shard_size=max_shard_size)
+            else:
+                document["weights"]["files"] = _write_weights(new, module, max_shard_size)
+                _write_config(new, module)
+            _write_companions(new, model)
+            (new / "README.md").write_text(model_card(model, stock=stock), encoding="utf-8")
+            artifacts.write_document(new / MODEL_FILE, document)
+            _put_in_place(new, path, Path(folder), overwrite)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}; nothing was changed") from error
+    return Path(folder)
+
+
+def check_target(folder: str | Path, *, overwrite: bool = False) -> None:
+    """Refuse now what :func:`save_model` would refuse after a long computation.
+
+    Raises:
+        RunError: something is in the way.
+    """
+    _check_target(Path(os.path.realpath(folder)), Path(folder), overwrite)
+
+
+def _check_class(module: nn.Module) -> None:
+    home = type(module).__module__
+    if not home.startswith("transformers.models.") or not hasattr(module, "config"):
+        raise UnsupportedError(
+            f"{type(module).__name__} of {home} is not one of transformers' own model classes, so it could not be "
+            "built again "
+            "from a saved folder; save its state_dict() beside your own code"
+        )
+
+
+def _document(model: Model, stock: bool) -> dict[str, Any]:
+    module = model.module
+    cuts = [(path, cut_of(part)) for path, part in module.named_modules()]
+    return {
+        "format": artifacts.MODEL_FORMAT,
+        "version": artifacts.MODEL_VERSION,
+        "class": _named(module),
+        "config": _named(module.config),
+        "layout": "transformers" if stock else "headwise",
+        "weights": {"files": [], "hash": weight_hash(module), "tied": _tied(module)},
+        "cuts": [{"module": path, **_plain(asdict(cut))} for path, cut in cuts if cut is not None],
+        "surgery": None if model.surgery is None else model.surgery.to_document(),
+        "source": {"name": model.source.name, "revision": model.source.revision},
+    }
+
+
+def _named(thing: Any) -> dict[str, str]:
+    return {"module": type(thing).__module__, "name": type(thing).__name__}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """For each name of a parameter that has an earlier name too, the first of them."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor) and first.setdefault(id(value), name) != name:
+            tied[name] = first[id(value)]
+    return tied
+
+
+def _write_weights(folder: Path, module: nn.Module, most: int) -> list[str]:
+    """Write the weights, in files of at most ``most`` bytes where one tensor is not larger; their names."""
+    from safetensors.torch import save_file
+
+    tied = _tied(module)
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, value in module.state_dict().items():
+        if name in tied:
+            continue
+        here = value.numel() * value.element_size()
+        if parts[-1] and size + here > most:
+            parts.append({})
+            size = 0
+        parts[-1][name] = (
+            value.detach().cpu().contiguous().clone() if _shares(value) else value.detach().cpu().contiguous()
+        )
+        size += here
+    files = [
+        f"{WEIGHTS}.safetensors" if len(parts) == 1 else f"{WEIGHTS}-{at:05d}-of-{len(parts):05d}.safetensors"
+        for at in range(1, len(parts) + 1)
+    ]
+    for file, part in zip(files, parts, strict=True):
+        save_file(part, folder / file, metadata={"format": "pt"})
+    return files
+
+
+def _shares(value: Tensor) -> bool:
+    return value.untyped_storage().nbytes() != value.numel() * value.element_size()
+
+
+def _write_config(folder: Path, module: Any) -> None:
+    import copy
+
+    config = copy.deepcopy(module.config)
+    config.architectures = [type(module).__name__]
+    dtype = next((value.dtype for value in module.parameters() if value.is_floating_point()), torch.float32)
+    config.dtype = dtype
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    config.to_json_file(folder / "config.json", use_diff=True)
+
+
+def _write_companions(folder: Path, model: Model) -> None:
+    generation = getattr(model.module, "generation_config", None)
+    for thing in (generation, model.tokenizer, model.processor):
+        save = getattr(thing, "save_pretrained", None)
+        if callable(save):
+            save(folder)
+
+
+def _check_target(path: Path, said: Path, overwrite: bool) -> None:
+    if not os.path.lexists(path):
+        return
+    if not path.is_dir():
+        raise RunError(f"{said} is a file, not a folder; choose another name for the model")
+    names = sorted(os.listdir(path))
+    if not names:
+        return
+    if MODEL_FILE not in names:
+        raise RunError(f"{said} exists and was not saved by headwise (it holds {names[0]}); choose another folder")
+    if not overwrite:
+        raise RunError(
+            f"{said} holds a saved model; choose another folder, or overwrite it (overwrite=True, --overwrite)"
+        )
+
+
+@contextlib.contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    new = Path(tempfile.mkdtemp(prefix=f"{_NEW}{path.name[:100]}-", dir=path.parent))
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        new.chmod(stat.S_IMODE(path.stat().st_mode) if path.is_dir() else 0o777 & ~umask)
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
+    _check_target(path, said, overwrite)  # again: something may have come there meanwhile
+    if not path.exists():
+        os.rename(new, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.headwise-old-", dir=path.parent))
+    os.rename(path, old / path.name)
+    try:
+        os.rename(new, path)
+    except BaseException:
+        os.rename(old / path.name, path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,157 @@
+"""Cutting one block: its slices, and the telling under which its own code still computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+
+from headwise.errors import UnsupportedError
+from headwise.layout import Block
+from headwise.models.cut_modules import HeadCut, install, restate
+from headwise.models.discovery import MODEL_FAILURES
+from headwise.models.restore import unchanged
+from headwise.models.stock import replaced_while_running
+from headwise.surgery.keeping import Kept, kept_of
+from headwise.surgery.proof import Truth, largest_difference
+from headwise.surgery.slices import Slice, apply, extra_slices, projection_slices, refuse_shared
+from headwise.surgery.telling import bias_travels, tellings
+from headwise.surgery.watching import Calls, place_of, replaced_inputs, tensors_copied
+
+__all__ = ["BlockCut", "cut_block", "planned_cuts"]
+
+#: Words in the name of a norm of queries, keys or values.
+_OF_HEADS: Final = ("q_", "k_", "v_", "query", "key", "value", "qk")
+
+
+@dataclass(frozen=True)
+class BlockCut:
+    """A cut of one block, worked out and not yet made."""
+
+    block: Block
+    kept: Kept
+    slices: tuple[Slice, ...]
+    extras: tuple[Slice, ...]
+
+
+def planned_cuts(
+    root: nn.Module, blocks: Mapping[str, Block], removed: Mapping[str, tuple[int, ...]]
+) -> list[BlockCut]:
+    """Work out every cut before one is made.
+
+    Raises:
+        UnsupportedError: one of them cannot be made; it is named.
+        ModelError: the model has changed since its heads were found.
+    """
+    swapped = replaced_while_running(root, blocks)
+    if swapped is not None:
+        raise UnsupportedError(
+            f"{swapped}: the model put a {type(root.get_submodule(swapped)).__name__} there while it ran, in the place of "
+            "the module that its class builds, and would do so again; a cut would be lost"
+        )
+    cuts = []
+    for path, block in blocks.items():
+        kept = kept_of(block, set(removed[path]))
+        slices = projection_slices(root, block, kept)
+        refuse_shared(root, slices)
+        extras = [] if bias_travels(root.get_submodule(path)) else extra_slices(root, block, kept)
+        extras += _joint_norms(root, block, kept)
+        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras)))
+    return cuts
+
+
+def _joint_norms(root: nn.Module, block: Block, kept: Kept) -> list[Slice]:
+    """Slices of norms that run over all heads at once, where no head is left.
+
+    Raises:
+        UnsupportedError: heads are left, which such a norm would change.
+    """
+    widths = {block.query_heads * block.d_k, block.query_heads * block.d_v, block.kv_heads * block.d_k}
+    widths -= {block.d_k, block.d_v}
+    found: list[Slice] = []
+    for name, part in root.get_submodule(block.module).named_children():
+        weight = getattr(part, "weight", None)
+        if "Norm" not in type(part).__name__ or not isinstance(weight, Tensor) or weight.ndim != 1:
+            continue
+        if weight.shape[0] not in widths or not any(word in name.lower() for word in _OF_HEADS):
+            continue
+        path = f"{block.module}.{name}" if block.module else name
+        if kept.heads:
+            raise UnsupportedError(
+                f"{path}: {type(part).__name__} normalises over all heads at once, so a removed head would change the "
+                "others; only all heads of the layer can go together"
+            )
+        found += [Slice(f"{path}.{one}", 0, ()) for one, _ in part.named_parameters()]
+    return found
+
+
+def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> HeadCut:
+    """Make one cut in ``root``, and find how its module must be told of it.
+
+    Raises:
+        UnsupportedError: under no telling does the module compute what it computed with the heads gated; why not.
+    """
+    module = root.get_submodule(cut.block.module)
+    before = _attribute_values(module)
+    apply(root, cut.slices)
+    whole = {one.path: _value(root, one.path) for one in cut.extras}
+    reasons: list[str] = []
+    for slices in (cut.extras, ()) if cut.extras else ((),):
+        for path, value in whole.items():
+            _put(root, path, value)
+            restate(root.get_submodule(path.rpartition(".")[0]))
+        apply(root, slices)
+        for telling in tellings(module, cut.block, cut.kept):
+            _restore(module, before)
+            install(module, telling)
+            reason = _wrong(root, cut, truth, bound)
+            if reason is None:
+                return telling
+            if reason not in reasons:
+                reasons.append(reason)
+    raise UnsupportedError(
+        f"{cut.block.module} ({type(module).__name__}): {len(cut.block.kv_map) - len(cut.kept.heads)} of its "
+        f"{cut.block.query_heads} heads cannot be cut out: {reasons[0]}"
+    )
+
+
+def _wrong(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> str | None:
+    """What is wrong with one cut block on what entered it in the original, or None."""
+    path, calls = cut.block.module, Calls()
+    place = root.get_submodule(place_of(cut.block))
+    try:
+        with unchanged(root), replaced_inputs(root, {path: cut.block}, None, calls):
+            for args, kwargs in truth.calls.inputs[path]:
+                place(*tensors_copied(args), **tensors_copied(kwargs))
+    except MODEL_FAILURES as failure:
+        return f"its code does not run without them ({type(failure).__name__}: {failure})"
+    expected, found = truth.calls.outputs[path], calls.outputs[path]
+    if len(expected) != len(found):
+        return "it runs another number of times"
+    for left, right in zip(expected, found, strict=True):
+        difference, largest = largest_difference([left], [right])
+        if not difference <= bound * largest + (1e-9 if largest == 0 else 0.0):
+            return f"its output would differ by {difference:.2g} from the gated one, where values reach {largest:.2g}"
+    return None
+
+
+def _attribute_values(module: nn.Module) -> dict[str, int]:
+    return {name: value for name, value in vars(module).items() if type(value) is int}
+
+
+def _restore(module: nn.Module, values: dict[str, int]) -> None:
+    for name, value in values.items():
+        if vars(module).get(name) != value:
+            setattr(module, name, value)
+
+
+def _value(root: nn.Module, path: str) -> object:
+    owner, _, name = path.rpartition(".")
+    return getattr(root.get_submodule(owner), name)
+
+
+def _put(root: nn.Module, path: str, value: object) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(root.get_submodule(owner), name, value)

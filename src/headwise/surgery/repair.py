@@ -1,0 +1,199 @@
+"""What is left learns to do without what went: a new output projection and intercept from the covariance of the heads.
+
+Let z (h d_v) be a layer's head outputs side by side, m their mean and C their covariance, W their output projection, K
+what is kept. Least squares predicts all of z W from z_K: with a ridge towards the weights that are there,
+
+    W' = (C_KK + r I)^-1 (C_K: W + r W_K),    b' = b + m W - m_K W',    r = ridge * mean of the diagonal of C.
+
+The bias alone replaces what went by its mean: W' = W_K, b' = b + m_R W_R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import InputError, MeasureError
+from headwise.layout import Block, HeadLayout, SiteKey
+from headwise.surgery.keeping import Kept, head_rows
+
+__all__ = ["METHODS", "RIDGE", "Moments", "Repaired", "SiteMoments", "constants", "moments_of", "repair", "solve"]
+
+METHODS: Final = ("none", "bias", "least_squares")
+RIDGE: Final = 1e-3
+
+
+class SiteMoments(Protocol):
+    """What repair needs to know of one site: mean (h d_v,) and covariance (h d_v, h d_v) of its head outputs."""
+
+    heads: int
+    d_v: int
+
+    @property
+    def mean(self) -> Tensor:
+        """Means."""
+
+    @property
+    def covariance(self) -> Tensor:
+        """C, centred."""
+
+    @property
+    def z(self) -> Rows:
+        """What counts the rows."""
+
+
+class Rows(Protocol):
+    """Anything that knows over how many rows it was taken."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean, covariance and number of rows of one block's head outputs, over all its sites."""
+
+    mean: Tensor
+    covariance: Tensor
+    rows: int
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair did to one output projection.
+
+    Attributes:
+        module: the projection.
+        lost: expected squared change of the layer's output without repair, over its variance.
+        left: the same after the repair.
+        rows: how many rows the statistics were taken over, and how many columns they decide about.
+    """
+
+    module: str
+    lost: float
+    left: float
+    rows: int
+    columns: int
+
+
+def moments_of(layout: HeadLayout, block: Block, statistics: Mapping[SiteKey, SiteMoments]) -> Moments:
+    """The moments of a block over all its sites: a layer that is called twelve times is repaired for all twelve.
+
+    Raises:
+        InputError: the statistics have no such site, or other heads.
+        MeasureError: they hold no rows, or values that are not finite.
+    """
+    parts = []
+    for site in layout.sites:
+        if site.block != block.module:
+            continue
+        one = statistics[site.key]
+        if (one.heads, one.d_v) != (block.query_heads, block.d_v):
+            raise InputError(
+                f"{site.key}: the statistics are of {one.heads} heads of width {one.d_v}, and the model has "
+                f"{block.query_heads} of width {block.d_v}; take statistics of this model"
+            )
+        if one.z.rows < 1:
+            raise MeasureError(f"{site.key}: the statistics hold no rows; give more text")
+        parts.append(Moments(one.mean.double(), one.covariance.double(), one.z.rows))
+    rows = sum(part.rows for part in parts)
+    mean = sum((part.mean * (part.rows / rows) for part in parts), torch.zeros_like(parts[0].mean))
+    covariance = torch.zeros_like(parts[0].covariance)
+    for part in parts:
+        off = part.mean - mean
+        covariance += (part.covariance + torch.outer(off, off)) * (part.rows / rows)
+    if not bool(torch.isfinite(covariance).all() and torch.isfinite(mean).all()):
+        raise MeasureError(f"{block.module}: the statistics hold values that are not finite; take them again")
+    return Moments(mean, covariance, rows)
+
+
+def solve(
+    moments: Moments, weight: Tensor, columns: list[int], method: str, ridge: float = RIDGE
+) -> tuple[Tensor, Tensor]:
+    """New weights (k, E) of the kept ``columns`` of z, and what is added to the bias (E,).
+
+    Args:
+        moments: of all columns (h d_v).
+        weight: W (h d_v, E) before.
+        columns: which are kept.
+        method: ``"none"``, ``"bias"`` or ``"least_squares"``.
+        ridge: pull towards the weights that are there, as a part of the mean variance of a column.
+
+    Example:
+        >>> twins = Moments(torch.zeros(2), torch.ones(2, 2), 100)  # two columns that are always equal
+        >>> new, added = solve(twins, torch.tensor([[1.0], [1.0]]), [0], "least_squares", ridge=1e-9)
+        >>> round(float(new), 6), float(added)
+        (2.0, 0.0)
+    """
+    weight = weight.double()
+    kept = weight[columns]
+    if method == "none":
+        return kept, torch.zeros_like(weight[0])
+    mean = moments.mean.to(weight.device)
+    if method == "least_squares" and columns:
+        covariance = moments.covariance.to(weight.device)
+        pull = ridge * covariance.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+        left = covariance[columns][:, columns] + pull * torch.eye(
+            len(columns), dtype=weight.dtype, device=weight.device
+        )
+        kept = torch.linalg.solve(left, covariance[columns] @ weight + pull * kept)
+    return kept, mean @ weight - mean[columns] @ kept
+
+
+def loss(moments: Moments, weight: Tensor, columns: list[int], new: Tensor, added: Tensor) -> float:
+    """Expected squared change of the layer's output, over the output's variance; 0 where the output never varies."""
+    change = weight.double().clone()
+    change[columns] -= new
+    covariance = moments.covariance.to(change.device)
+    constant = moments.mean.to(change.device) @ change - added
+    changed = float((change * (covariance @ change)).sum() + constant.square().sum())
+    whole = float((weight.double() * (covariance @ weight.double())).sum())
+    return max(0.0, changed) / whole if whole > 0 else 0.0
+
+
+def repair(
+    root: nn.Module, block: Block, kept: Kept, whole: Tensor, moments: Moments, method: str, ridge: float
+) -> Repaired:
+    """Give the output projection of a cut block its new weights and intercept.
+
+    Args:
+        root: the model, cut.
+        block: the block before the cut.
+        kept: what is left of it.
+        whole: W_O before the cut (h d_v, E).
+        moments: of the head outputs before the cut.
+        method, ridge: see :func:`solve`.
+    """
+    assert block.o is not None
+    columns = head_rows(kept.heads, block.d_v)
+    new, added = solve(moments, whole, columns, method, ridge)
+    nothing = torch.zeros_like(added)
+    lost = loss(moments, whole, columns, whole.double()[columns], nothing)
+    left = loss(moments, whole, columns, new, added)
+    _put(root.get_submodule(block.o.parameter), new, added, transposed=block.o.transposed)
+    return Repaired(block.o.parameter, lost, left, moments.rows, len(columns))
+
+
+def constants(root: nn.Module, block: Block, heads: Iterable[int], whole: Tensor, moments: Moments) -> None:
+    """Add the mean output of ``heads``, which went, to the bias of the output projection."""
+    assert block.o is not None
+    columns = head_rows(tuple(heads), block.d_v)
+    added = moments.mean.to(whole.device)[columns] @ whole.double()[columns]
+    _put(root.get_submodule(block.o.parameter), None, added, transposed=block.o.transposed)
+
+
+def _put(owner: nn.Module, new: Tensor | None, added: Tensor, *, transposed: bool) -> None:
+    layer: Any = owner
+    weight = layer.weight
+    if not bool(torch.isfinite(added).all()) or (new is not None and not bool(torch.isfinite(new).all())):
+        raise MeasureError("the repair gave values that are not finite; take the statistics again, on more text")
+    with torch.no_grad():
+        if new is not None:
+            weight.copy_((new if transposed else new.T).to(weight.dtype))
+        if layer.bias is not None:
+            layer.bias.copy_((layer.bias.double() + added).to(weight.dtype))
+        elif bool(added.any()):
+            layer.bias = nn.Parameter(added.to(weight.dtype), requires_grad=weight.requires_grad)

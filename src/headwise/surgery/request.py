@@ -1,0 +1,137 @@
+"""What is asked for: heads of blocks, from a plan or a mapping, checked against the model's layout."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headwise.errors import InputError, UnsupportedError
+from headwise.layout import HeadLayout
+
+__all__ = ["Request", "request_of"]
+
+_REPLACEMENTS: Final = ("nothing", "constant")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Heads to cut.
+
+    Attributes:
+        removed: for each block, by its module path, the query heads that go, sorted.
+        constant: those of them whose mean output stays, as a bias.
+        facts: what the plan says of itself.
+    """
+
+    removed: dict[str, tuple[int, ...]]
+    constant: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.removed.values()))
+
+
+def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) -> Request:
+    """Read a plan, or a mapping from blocks to heads.
+
+    Args:
+        layout: the heads of the model.
+        plan: a :class:`~headwise.plans.HeadPlan`, or ``{where: [heads]}`` where ``where`` is the path of an attention
+            module or a prefix that fits one.
+        weight_hash: of the model, to be compared with the plan's.
+
+    Raises:
+        InputError: a block or head that does not exist, a head twice, a plan for another model.
+        UnsupportedError: heads replaced by something that surgery cannot put in their place.
+    """
+    if isinstance(plan, Mapping):
+        return Request(_sorted(layout, plan.items()))
+    cuts = getattr(plan, "cuts", None)
+    if cuts is None:
+        raise InputError(f"plan must be a HeadPlan or a mapping from blocks to heads, and is a {type(plan).__name__}")
+    theirs = getattr(plan, "weight_hash", None)
+    if theirs and weight_hash and theirs != weight_hash:
+        raise InputError(
+            f"the plan was made for the weights {theirs[:12]}... ({getattr(plan, 'model', 'unnamed')}), and the model "
+            "has "
+            f"{weight_hash[:12]}...; make a plan for this model"
+        )
+    removed: dict[str, list[int]] = {}
+    constant: dict[str, list[int]] = {}
+    for cut in cuts:
+        if cut.replacement == "running_mean":
+            raise UnsupportedError(
+                f"{cut.block}: head {cut.head} is to be replaced by its running mean, which surgery cannot put in its "
+                "place; "
+                "plan with the replacement 'nothing' or 'constant'"
+            )
+        if cut.replacement not in _REPLACEMENTS:
+            raise InputError(
+                f"{cut.block}: head {cut.head} has the replacement {cut.replacement!r}; known are {_REPLACEMENTS}"
+            )
+        if cut.block not in layout.blocks:
+            raise InputError(_unknown(layout, cut.block))
+        removed.setdefault(cut.block, []).append(cut.head)
+        if cut.replacement == "constant":
+            constant.setdefault(cut.block, []).append(cut.head)
+    facts = {
+        name: getattr(plan, name) for name in ("criterion", "budget", "unit", "model", "facts") if hasattr(plan, name)
+    }
+    return Request(
+        _sorted(layout, removed.items()), {block: tuple(sorted(heads)) for block, heads in constant.items()}, facts
+    )
+
+
+def _sorted(layout: HeadLayout, given: Iterable[tuple[Any, Any]]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for where, heads in given:
+        block = _find(layout, where)
+        if block in found:
+            raise InputError(f"{block} is named twice; give all its heads in one place")
+        count = layout.blocks[block].query_heads
+        indices = _indices(block, count, heads)
+        if indices:
+            found[block] = indices
+    return {block: found[block] for block in layout.blocks if block in found}
+
+
+def _indices(block: str, count: int, heads: Any) -> tuple[int, ...]:
+    if isinstance(heads, str | bytes):
+        raise InputError(f"{block}: heads must be indices counted from 0, got {heads!r}")
+    listed = [heads] if isinstance(heads, int) else heads
+    found = []
+    try:
+        for one in listed:
+            if isinstance(one, bool):
+                raise TypeError
+            found.append(operator.index(one))
+    except TypeError:
+        raise InputError(f"{block}: heads must be indices counted from 0, got {heads!r}") from None
+    for head in found:
+        if not 0 <= head < count:
+            raise InputError(f"{block}: there is no head {head}; it has the heads 0 to {count - 1}")
+    if len(set(found)) < len(found):
+        raise InputError(f"{block}: a head is named twice in {found}")
+    return tuple(sorted(found))
+
+
+def _find(layout: HeadLayout, where: Any) -> str:
+    if not isinstance(where, str):
+        raise InputError(f"a block is named by the path of its attention module, got {type(where).__name__}")
+    if where in layout.blocks:
+        return where
+    found = [block for block in layout.blocks if block.startswith(where + ".")]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(f"{where!r} names {len(found)} blocks: {', '.join(found[:8])}; name one of them")
+    raise InputError(_unknown(layout, where))
+
+
+def _unknown(layout: HeadLayout, where: str) -> str:
+    near = difflib.get_close_matches(where, list(layout.blocks), 3, 0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"its blocks are {', '.join(list(layout.blocks)[:6])}"
+    return f"the model has no attention block {where!r}; {hint}"

@@ -1,0 +1,172 @@
+"""Cuts as data: which rows or columns are left of which parameters; worked out before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ModelError, UnsupportedError
+from headwise.layout import Block, Projection
+from headwise.models.cut_modules import restate
+from headwise.surgery.keeping import Kept, fused_rows, head_rows
+
+__all__ = ["Slice", "apply", "extra_slices", "projection_slices", "refuse_shared"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What is left of one parameter or buffer.
+
+    Attributes:
+        path: its dotted path in the model.
+        axis: the axis that becomes shorter.
+        keep: the indices along it that stay, in order.
+    """
+
+    path: str
+    axis: int
+    keep: tuple[int, ...]
+
+
+def projection_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
+    """The slices of W_Q, W_K, W_V and W_O with their biases.
+
+    Raises:
+        UnsupportedError: one of them is not known, or its arrangement cannot be cut; it is named.
+        ModelError: a weight has another width than the layout says.
+    """
+    parts = {"q": block.q, "k": block.k, "v": block.v, "o": block.o}
+    for part, found in parts.items():
+        if found is None:
+            why = dict(block.unknown).get(part, "it was not found")
+            raise UnsupportedError(
+                f"{block.module}: W_{part.upper()} of its heads is not known ({why}), so none can go"
+            )
+    assert block.q is not None
+    assert block.k is not None
+    assert block.v is not None
+    assert block.o is not None
+    fused = {one.parameter for one in (block.q, block.k, block.v)}
+    found_slices: list[Slice] = []
+    if len(fused) == 1 and block.q.arrangement != "heads":
+        rows = fused_rows(block, kept, block.q.arrangement)
+        whole = block.query_heads * block.d_k + block.kv_heads * (block.d_k + block.d_v)
+        found_slices += _linear(module, block.q, rows, whole)
+    else:
+        found_slices += _linear(module, block.q, head_rows(kept.heads, block.d_k), block.query_heads * block.d_k)
+        found_slices += _linear(module, block.k, head_rows(kept.kv, block.d_k), block.kv_heads * block.d_k)
+        found_slices += _linear(module, block.v, head_rows(kept.kv, block.d_v), block.kv_heads * block.d_v)
+    columns = tuple(head_rows(kept.heads, block.d_v))
+    _check_width(module, block.o, 0 if block.o.transposed else 1, block.query_heads * block.d_v)
+    found_slices.append(Slice(f"{block.o.parameter}.weight", 0 if block.o.transposed else 1, columns))
+    return _once(block, found_slices)
+
+
+def _linear(module: nn.Module, projection: Projection, rows: Sequence[int], whole: int) -> Iterator[Slice]:
+    axis = 1 if projection.transposed else 0
+    _check_width(module, projection, axis, whole)
+    yield Slice(f"{projection.parameter}.weight", axis, tuple(rows))
+    if getattr(module.get_submodule(projection.parameter), "bias", None) is not None:
+        yield Slice(f"{projection.parameter}.bias", 0, tuple(rows))
+
+
+def _check_width(module: nn.Module, projection: Projection, axis: int, whole: int) -> None:
+    weight = module.get_submodule(projection.parameter).weight
+    assert isinstance(weight, Tensor)
+    if weight.ndim != 2 or weight.shape[axis] != whole:
+        raise ModelError(
+            f"{projection.parameter}.weight has the shape {tuple(weight.shape)}, and the heads that were found in it "
+            "take "
+            f"{whole} of axis {axis}; the model has changed since it was discovered: discover it again"
+        )
+
+
+def _once(block: Block, slices: Iterable[Slice]) -> list[Slice]:
+    """Each parameter once: keys and values may be one projection."""
+    found: dict[str, Slice] = {}
+    for one in slices:
+        if found.setdefault(one.path, one) != one:
+            raise UnsupportedError(f"{block.module}: {one.path} serves two projections that would lose different rows")
+    return list(found.values())
+
+
+def extra_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
+    """Slices of what else in an attention module has an axis of its heads: sinks, scales, gates, tables of biases."""
+    owner = module.get_submodule(block.module)
+    prefix = f"{block.module}." if block.module else ""
+    known = {one.parameter for one in (block.q, block.k, block.v, block.o) if one is not None}
+    found: list[Slice] = []
+    for name, value in [*owner.named_parameters(), *owner.named_buffers()]:
+        path = prefix + name
+        holder = path.rpartition(".")[0]
+        if holder in known:
+            continue
+        axis = _head_axis(module.get_submodule(holder), value, block)
+        if axis is not None:
+            heads = kept.heads if value.shape[axis] == block.query_heads else kept.kv
+            found.append(Slice(path, axis, tuple(heads)))
+    return found
+
+
+def _head_axis(holder: nn.Module, value: Tensor, block: Block) -> int | None:
+    if "Norm" in type(holder).__name__ and value.ndim == 1:
+        return None
+    if isinstance(holder, nn.Linear):
+        return 0 if value.shape[0] == block.query_heads else None
+    if isinstance(holder, nn.Embedding):
+        return 1 if value.shape[1] == block.query_heads else None
+    for count in dict.fromkeys((block.query_heads, block.kv_heads)):
+        axes = [axis for axis, size in enumerate(value.shape) if size == count]
+        if len(axes) == 1 and count > 1:
+            return axes[0]
+    return None
+
+
+def refuse_shared(module: nn.Module, slices: Iterable[Slice]) -> None:
+    """Refuse a cut of a parameter that another part of the model uses as well.
+
+    Raises:
+        UnsupportedError: both names are given.
+    """
+    names: dict[int, list[str]] = {}
+    for name, value in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(value), []).append(name)
+    modules: dict[int, list[str]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        modules.setdefault(id(part), []).append(name)
+    for one in slices:
+        owner, _, _ = one.path.rpartition(".")
+        aliases = {f"{path}.{one.path.rpartition('.')[2]}" for path in modules[id(module.get_submodule(owner))]}
+        value = _tensor(module, one.path)
+        others = [name for name in names.get(id(value), []) if name not in aliases]
+        if others:
+            raise UnsupportedError(
+                f"{one.path} is the same weight as {others[0]}, so a head cut out of one would be cut out of the "
+                "other; "
+                "untie them first"
+            )
+
+
+def _tensor(module: nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return getattr(module.get_submodule(owner), name)
+
+
+def apply(module: nn.Module, slices: Iterable[Slice]) -> None:
+    """Cut the parameters and buffers of ``module`` and keep the sizes that their layers state true."""
+    for one in slices:
+        path, _, name = one.path.rpartition(".")
+        owner = module.get_submodule(path)
+        value = getattr(owner, name)
+        index = torch.tensor(one.keep, dtype=torch.long, device=value.device)
+        with torch.no_grad():
+            left = value.detach().index_select(one.axis, index).contiguous()
+        if isinstance(value, nn.Parameter):
+            setattr(owner, name, nn.Parameter(left, requires_grad=value.requires_grad))
+        else:
+            setattr(owner, name, left)
+        restate(owner)

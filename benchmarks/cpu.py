@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from benchmarks.pairs import Pairs, paired
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.pairs import Pairs, paired
 from headwise.kernels import Problem, Visible, Wanted, native, reference, run
 
 Shape = tuple[int, int, int, int, int]  # batch, query heads, key-value heads, length, width
@@ -94,6 +94,12 @@ def kernel(problem: Problem, statistics: bool = True) -> Callable[[], native.Out
     return lambda: native.forward(q, k, v, scale, None, visible, None, statistics, rules)
 
 
+def ran(problem: Problem) -> Callable[[], object]:
+    """The same through the registry, with checks, choice and names."""
+    wanted = Wanted(rows=True)
+    return lambda: run(problem, wanted)
+
+
 def check(problem: Problem) -> None:
     """The last rows of a few heads against the reference."""
     share = problem.q.shape[1] // problem.k.shape[1]
@@ -134,7 +140,7 @@ def short_cases(rounds: int) -> list[Pairs]:
     found = []
     for length in (1, 16):
         q, k, v = inputs((1, 12, 12, length, 64))
-        problem, wanted = Problem(q, k, v), Wanted(rows=True)
+        problem = Problem(q, k, v)
         theirs = theirs_of(q, k, v, problem.visible)
         found.append(paired(f"{threads()}, N {length}, kernel", kernel(problem), theirs, rounds=rounds, inner=300))
         found.append(

@@ -143,11 +143,7 @@ def short_cases(rounds: int) -> list[Pairs]:
         problem = Problem(q, k, v)
         theirs = theirs_of(q, k, v, problem.visible)
         found.append(paired(f"{threads()}, N {length}, kernel", kernel(problem), theirs, rounds=rounds, inner=300))
-        found.append(
-            paired(
-                f"{threads()}, N {length}, run()", lambda p=problem: run(p, wanted), theirs, rounds=rounds, inner=300
-            )
-        )
+        found.append(paired(f"{threads()}, N {length}, run()", ran(problem), theirs, rounds=rounds, inner=300))
     return found
 
 

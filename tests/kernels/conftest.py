@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwise.kernels import Problem
+from headwise.kernels import Problem, native
 
-BACKENDS = ("reference", "eager", "sdpa", "tiled")
+BACKENDS = ("reference", "eager", "sdpa", "tiled", *(() if native.why_not() else ("cpu",)))
 
 
 def pytest_generate_tests(metafunc):
@@ -21,6 +21,19 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=native.core().targets() if native.core() else ["none"])
+def target(request):
+    """Every instruction set that the native kernel was built for and that this machine can run."""
+    with native.forced(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def no_native(monkeypatch):
+    """As where the compiled extension cannot be loaded."""
+    monkeypatch.setattr("headwise.kernels.native.why_not", lambda: "the native kernel is not built")
 
 
 @pytest.fixture

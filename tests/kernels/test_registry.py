@@ -32,7 +32,7 @@ def problem(q=X, k=X, v=X, rule=None, **visible):
         problem(k=X[:, :2], v=X[:, :2], mask=torch.ones(1, 4, 7, 7, dtype=torch.bool)),
     ],
 )
-def test_the_plain_case_runs_on_sdpa(given):
+def test_the_plain_case_runs_on_sdpa(given, no_native):
     choice = choose(given)
     assert choice.backend == "sdpa"
     assert dict(choice.reasons) == {
@@ -66,7 +66,7 @@ def test_the_plain_case_runs_on_sdpa(given):
         (problem(k=X.index_fill(2, torch.tensor([5]), torch.inf), mask=MASK), Wanted(), "NaN or infinity"),
     ],
 )
-def test_everything_else_runs_on_tiled_and_says_why_not_sdpa(given, wanted, reason):
+def test_everything_else_runs_on_tiled_and_says_why_not_sdpa(given, wanted, reason, no_native):
     choice = choose(given, wanted)
     assert choice.backend == "tiled"
     assert reason in dict(choice.reasons)["sdpa"]
@@ -74,7 +74,7 @@ def test_everything_else_runs_on_tiled_and_says_why_not_sdpa(given, wanted, reas
         run(given, wanted, backend="sdpa")
 
 
-def test_the_answer_says_what_ran():
+def test_the_answer_says_what_ran(no_native):
     answer = run(problem(), Wanted(rows=True))
     assert answer.choice.backend == "tiled"
     assert [name for name, _ in answer.choice.reasons] == ["cpu", "sdpa", "eager", "reference"]
@@ -83,8 +83,8 @@ def test_the_answer_says_what_ran():
     assert dict(asked.reasons)["tiled"] == "eager was asked for"
 
 
-def test_the_place_of_the_native_kernel_is_kept():
-    assert "not built" in backends()["cpu"]
+def test_without_the_native_kernel_its_place_is_kept(no_native):
+    assert next(iter(backends())) == "cpu"
     with pytest.raises(UnsupportedError, match="backend='cpu' cannot compute this: the native kernel is not built"):
         run(problem(), backend="cpu")
 

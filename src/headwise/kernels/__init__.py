@@ -2,6 +2,10 @@
 
 from headwise.kernels import reference as reference
 from headwise.kernels.attention import attention as attention
+from headwise.kernels.columns import received as received
+from headwise.kernels.distance_bias import alibi as alibi
+from headwise.kernels.distance_bias import alibi_slopes as alibi_slopes
+from headwise.kernels.distance_bias import t5_bias as t5_bias
 from headwise.kernels.masks import visible_at as visible_at
 from headwise.kernels.masks import visible_block as visible_block
 from headwise.kernels.masks import visible_counts as visible_counts

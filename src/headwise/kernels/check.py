@@ -25,6 +25,10 @@ def check_problem(problem: Problem, wanted: Wanted) -> None:
     _check_rule(problem)
     if wanted.pairs is not None:
         _check_pairs(problem, wanted.pairs)
+    if wanted.classes is not None:
+        _check_classes(problem, wanted.classes, wanted.n_classes)
+    if wanted.pair_lists is not None:
+        _check_pair_lists(problem, *wanted.pair_lists)
 
 
 def _check_qkv(problem: Problem) -> None:
@@ -128,6 +132,8 @@ def _check_rule(problem: Problem) -> None:
                 raise ShapeError(f"{name} is added to the scores and must be a floating point tensor; got {got}.")
             check_device(name, term, q)
             check_broadcast(name, term, problem)
+    if rule.distance_bias is not None:
+        _check_distance_bias(problem, rule.distance_bias, rule.distance_zero)
     if rule.sinks is not None:
         if not isinstance(rule.sinks, Tensor) or not rule.sinks.dtype.is_floating_point:
             raise ShapeError("sinks must be a floating point tensor with one logit per query head.")
@@ -155,6 +161,54 @@ def _check_pair_range(problem: Problem, pairs: Tensor) -> None:
     low, high = (int(bound) for bound in torch.aminmax(pairs))
     if low < -1 or high >= keys:
         raise InputError(f"pairs must name keys from 0 to {keys - 1}, or -1 for none; got {low if low < -1 else high}.")
+
+
+def _check_distance_bias(problem: Problem, table: Tensor, zero: int) -> None:
+    heads, queries, keys = problem.q.shape[1], problem.q.shape[2], problem.k.shape[2]
+    if not isinstance(table, Tensor) or not table.dtype.is_floating_point:
+        raise ShapeError("distance_bias is added to the scores and must be a floating point tensor.")
+    check_device("distance_bias", table, problem.q)
+    if table.ndim != 2 or table.shape[0] not in (1, heads):
+        raise ShapeError(
+            f"distance_bias must be (query heads or 1, distances) = ({heads} or 1, any); got {shape_of(table)}."
+        )
+    low, high = zero - (problem.offset + queries - 1), zero + keys - 1 - problem.offset
+    if queries and keys and (low < 0 or high >= table.shape[1]):
+        raise ShapeError(
+            f"distance_bias must have an entry for every distance j - i between a key and a query, here from"
+            f" {low - zero} to {high - zero}; with distance_zero={zero} its {table.shape[1]} entries cover {-zero} to"
+            f" {table.shape[1] - 1 - zero}. Make it with headwise.kernels.alibi or t5_bias."
+        )
+
+
+def _check_classes(problem: Problem, classes: Tensor, n_classes: int) -> None:
+    batch, keys = problem.q.shape[0], problem.k.shape[2]
+    if classes.dtype != torch.uint8:
+        raise ShapeError(f"classes must be uint8, one small number per key; got {classes.dtype}.")
+    check_device("classes", classes, problem.q)
+    if classes.ndim != 2 or classes.shape[0] not in (1, batch) or classes.shape[1] != keys:
+        raise ShapeError(f"classes must be (batch or 1, keys) = ({batch} or 1, {keys}); got {shape_of(classes)}.")
+    if not 1 <= n_classes <= 256:
+        raise InputError(f"n_classes must be from 1 to 256; got {n_classes}.")
+
+
+def _check_pair_lists(problem: Problem, offsets: Tensor, keys: Tensor) -> None:
+    rows = problem.q.shape[0] * problem.q.shape[2]
+    for name, tensor in (("offsets", offsets), ("keys", keys)):
+        if tensor.dtype != torch.int64 or tensor.ndim != 1:
+            raise ShapeError(
+                f"The {name} of pair_lists must be int64 with one axis; got {tensor.dtype} {shape_of(tensor)}."
+            )
+        check_device(f"the {name} of pair_lists", tensor, problem.q)
+    if len(offsets) != rows + 1:
+        raise ShapeError(
+            f"The offsets of pair_lists must be batch * queries + 1 = {rows + 1} numbers; got {len(offsets)}."
+        )
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(keys) or bool((offsets[1:] < offsets[:-1]).any()):
+        raise InputError(
+            f"The offsets of pair_lists must rise from 0 to the number of listed keys, {len(keys)}; they go from"
+            f" {int(offsets[0])} to {int(offsets[-1])}{' and fall between' if int(offsets[-1]) == len(keys) else ''}."
+        )
 
 
 def check_number(name: str, value: object) -> None:

@@ -54,6 +54,10 @@ class ScoreRule:
         sinks: (H,) one extra logit per head that takes mass and gives no value.
         additive_mask: a second term added after ``bias``, with the same rules; apart so that two
             small tensors need not be broadcast into one large one.
+        distance_bias: (H or 1, n), added to the score of query i and key j at ``[j - i + distance_zero]``
+            (ALiBi's slopes, T5's buckets), without a tensor of queries x keys; see
+            :func:`headwise.kernels.alibi` and :func:`headwise.kernels.t5_bias`. It hides nothing.
+        distance_zero: the index of distance 0 in ``distance_bias``.
     """
 
     scale: float | None = None
@@ -61,6 +65,8 @@ class ScoreRule:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     additive_mask: Tensor | None = None
+    distance_bias: Tensor | None = None
+    distance_zero: int = 0
 
     @property
     def added(self) -> tuple[Tensor, ...]:
@@ -77,17 +83,24 @@ class Wanted:
         distance: the mean attended distance ``sum_j p_ij |i - j|`` of every row.
         pairs: int64 (P, B or 1, Q), for each rule and query the key whose weight is wanted, -1 for none.
         weights: the (B, H, Q, K) pattern itself: the only thing that is n x n.
+        classes: uint8 (B or 1, K), a class for every key; the weight on each class is wanted.
+        n_classes: how many classes there are; a key of a class at or beyond it belongs to none.
+        pair_lists: any number of keys per query: int64 offsets (B * Q + 1,) into an int64 list of keys; query
+            q of example b names the keys from ``offsets[b * Q + q]`` up to the next offset.
     """
 
     rows: bool = False
     distance: bool = False
     pairs: Tensor | None = None
     weights: bool = False
+    classes: Tensor | None = None
+    n_classes: int = 0
+    pair_lists: tuple[Tensor, Tensor] | None = None
 
     @property
     def statistics(self) -> bool:
-        """Whether anything about the rows is wanted: ``rows``, ``distance`` or ``pairs``."""
-        return self.rows or self.distance or self.pairs is not None
+        """Whether anything about the rows is wanted: ``rows``, ``distance``, pairs or classes."""
+        return self.rows or self.distance or any(x is not None for x in (self.pairs, self.classes, self.pair_lists))
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,8 @@ class Rows:
         sink: weight that went to the sink, or None without sinks.
         distance: mean attended distance in tokens (renormalised over the keys), or None if not wanted.
         pairs: (P, B, H, Q) weight on the wanted pairs, or None; 0 where the pair is hidden or -1.
+        classes: (B, H, Q, C) weight on each class of keys, or None.
+        pair_lists: (H, all listed pairs) weight on each, or None; 0 where the pair is hidden or no key.
     """
 
     lse: Tensor
@@ -145,14 +160,20 @@ class Rows:
     sink: Tensor | None = None
     distance: Tensor | None = None
     pairs: Tensor | None = None
+    classes: Tensor | None = None
+    pair_lists: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which backend ran, and for every other one why it did not: (name, reason) pairs."""
+    """Which backend ran, and for every other one why it did not: (name, reason) pairs.
+
+    ``notes`` says what the backend had to do to its input first, such as a copy, and why.
+    """
 
     backend: str
     reasons: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

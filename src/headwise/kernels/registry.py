@@ -8,19 +8,25 @@ from dataclasses import replace
 import torch
 
 from headwise.errors import InputError, UnsupportedError
-from headwise.kernels import eager, reference, sdpa, tiled
+from headwise.kernels import cpu, eager, reference, sdpa, tiled
 from headwise.kernels.check import check_problem
+from headwise.kernels.extras import with_extras, without_distance_bias
 from headwise.kernels.problem import Answer, Choice, Problem, Rows, Wanted
 
 __all__ = ["backends", "choose", "run"]
 
 _ABOUT = {
-    "cpu": "the native kernel: not built",
+    "cpu": cpu.about(),
     "sdpa": "torch's scaled_dot_product_attention: plain scores, z alone",
     "tiled": "plain torch, block by block: every score rule, every row statistic, any device, memory linear in length",
     "eager": "plain torch, dense: builds the (batch, heads, queries, keys) pattern",
     "reference": "float64 from the formulas, dense: the truth of the tests",
 }
+
+
+#: The usual choice, made once: a short call should not spend its time on words.
+_CPU_FIRST = tuple((name, "cpu comes first") for name in _ABOUT if name != "cpu")
+_CPU = Choice("cpu", _CPU_FIRST)
 
 
 def backends() -> dict[str, str]:
@@ -36,7 +42,7 @@ def backends() -> dict[str, str]:
 
 def _refusal(name: str, problem: Problem, wanted: Wanted) -> str | None:
     if name == "cpu":
-        return "the native kernel is not built"
+        return cpu.refusal(problem, wanted)
     if name == "sdpa":
         return sdpa.refusal(problem, wanted)
     if name == "tiled":
@@ -55,15 +61,22 @@ def choose(problem: Problem, wanted: Wanted | None = None, backend: str | None =
         >>> import torch
         >>> from headwise.kernels import Problem, Wanted, choose
         >>> x = torch.zeros(1, 1, 3, 2)
-        >>> choose(Problem(x, x, x)).backend, choose(Problem(x, x, x), Wanted(rows=True)).backend
-        ('sdpa', 'tiled')
+        >>> choose(Problem(x, x, x), Wanted(rows=True), backend="tiled").backend
+        'tiled'
+        >>> dict(choose(Problem(x.double(), x.double(), x.double()), Wanted(rows=True)).reasons)["sdpa"]
+        'it returns no row statistics, and no identity gives the largest weight of a row'
     """
     wanted = wanted or Wanted()
     if backend is not None and backend not in _ABOUT:
         raise InputError(f"backend must be one of {', '.join(_ABOUT)}, or None to choose; got {backend!r}.")
+    if backend is None and cpu.refusal(problem, wanted) is None and cpu.stands_back(problem, wanted) is None:
+        notes = cpu.notes(problem)
+        return Choice("cpu", _CPU_FIRST, notes) if notes else _CPU
     why: dict[str, str | None] = {}
     for name in _ABOUT:
         why[name] = _refusal(name, problem, wanted)
+        if name == "cpu" and backend is None and why[name] is None:
+            why[name] = cpu.stands_back(problem, wanted)
         if backend is None and why[name] is None:
             break
     first = next(name for name, reason in why.items() if reason is None)
@@ -76,7 +89,8 @@ def choose(problem: Problem, wanted: Wanted | None = None, backend: str | None =
         )
     else:
         taken, others = backend, f"{backend} was asked for"
-    return Choice(taken, tuple((name, why.get(name) or others) for name in _ABOUT if name != taken))
+    reasons = tuple((name, why.get(name) or others) for name in _ABOUT if name != taken)
+    return Choice(taken, reasons, cpu.notes(problem) if taken == "cpu" else ())
 
 
 def run(problem: Problem, wanted: Wanted | None = None, *, backend: str | None = None) -> Answer:
@@ -100,14 +114,15 @@ def run(problem: Problem, wanted: Wanted | None = None, *, backend: str | None =
         >>> from headwise.kernels import Problem, Visible, Wanted, run
         >>> q, v = torch.zeros(1, 1, 2, 2), torch.tensor([[[[1.0], [3.0]]]])
         >>> answer = run(Problem(q, q, v, Visible(causal=True)), Wanted(rows=True))
-        >>> answer.z.flatten().tolist(), answer.rows.max_weight.flatten().tolist(), answer.choice.backend
-        ([1.0, 2.0], [1.0, 0.5], 'tiled')
+        >>> answer.z.flatten().tolist(), answer.rows.max_weight.flatten().tolist()
+        ([1.0, 2.0], [1.0, 0.5])
     """
     wanted = wanted or Wanted()
     check_problem(problem, wanted)
     problem = _plain_groups(problem)
     choice = choose(problem, wanted, backend)
-    return replace(_ATTEND[choice.backend](problem, wanted), choice=choice)
+    answer = _ATTEND[choice.backend](problem, wanted)
+    return Answer(answer.z, answer.rows, answer.weights, choice)
 
 
 def _plain_groups(problem: Problem) -> Problem:
@@ -136,15 +151,24 @@ def _and_weights(attend: Callable[[Problem, Wanted], Answer]) -> Callable[[Probl
     """A backend that builds no pattern, with the pattern beside it where it is wanted."""
 
     def both(problem: Problem, wanted: Wanted) -> Answer:
+        if not wanted.weights:
+            return attend(problem, wanted)
         answer = attend(problem, replace(wanted, weights=False))
-        return replace(answer, weights=eager.pattern(problem)) if wanted.weights else answer
+        return replace(answer, weights=eager.pattern(without_distance_bias(problem)))
 
     return both
 
 
+def _by_hand(attend: Callable[[Problem, Wanted], Answer]) -> Callable[[Problem, Wanted], Answer]:
+    """A backend that knows neither biases by distance nor classes and lists, with all three."""
+    extended = with_extras(attend)
+    return lambda problem, wanted: extended(without_distance_bias(problem), wanted)
+
+
 _ATTEND: dict[str, Callable[[Problem, Wanted], Answer]] = {
+    "cpu": _and_weights(cpu.attend),
     "sdpa": _and_weights(sdpa.attend),
-    "tiled": _and_weights(tiled.attend),
-    "eager": eager.attend,
-    "reference": _reference,
+    "tiled": _and_weights(_by_hand(tiled.attend)),
+    "eager": _by_hand(eager.attend),
+    "reference": _by_hand(_reference),
 }

@@ -29,6 +29,7 @@ def refusal(problem: Problem, wanted: Wanted) -> str | None:
         ("a bias", rule.bias),
         ("sinks", rule.sinks),
         ("an additive mask", rule.additive_mask),
+        ("a bias by distance", rule.distance_bias),
         ("a sliding window", visible.window),
         ("a predicate", visible.predicate),
     ):

@@ -8,8 +8,10 @@ read once per group. Forward and backward recompute scores from q, k and the row
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from headwise.kernels.masks import visible_counts
 from headwise.kernels.pairs import pair_weights
@@ -18,7 +20,14 @@ from headwise.kernels.tiled_core import Raw
 from headwise.kernels.tiled_function import attend_core
 from headwise.kernels.tracing import concrete, own_dtypes
 
-__all__ = ["attend", "refusal"]
+__all__ = ["Core", "attend", "refusal"]
+
+
+class Core(Protocol):
+    """One differentiable pass over a problem in its dtype of computation, with plain groups and no sinks."""
+
+    def __call__(self, problem: Problem, *, statistics: bool, distance: bool, pairs: Tensor | None = None) -> Raw:
+        """Compute the pass."""
 
 
 def refusal(problem: Problem) -> str | None:
@@ -28,11 +37,14 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def attend(problem: Problem, wanted: Wanted) -> Answer:
-    """z in q's dtype and rows in float32 (float64 for float64 input); ``wanted.weights`` is not its business."""
+def attend(problem: Problem, wanted: Wanted, *, core: Core = attend_core) -> Answer:
+    """z in q's dtype and rows in float32 (float64 for float64 input); ``wanted.weights`` is not its business.
+
+    ``core`` makes the one pass; the native kernel passes its own.
+    """
     with own_dtypes(problem.q):
         work = _prepared(problem)
-        raw = attend_core(work, statistics=wanted.statistics, distance=wanted.distance, pairs=wanted.pairs)
+        raw = core(work, statistics=wanted.statistics, distance=wanted.distance, pairs=wanted.pairs)
         z = raw.z
         if problem.rule.sinks is not None:
             sinks_1H1 = problem.rule.sinks.to(raw.lse.dtype).view(1, -1, 1)

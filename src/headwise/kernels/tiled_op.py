@@ -11,7 +11,7 @@ from headwise.kernels.tiled_backward import RowGradients, backward
 from headwise.kernels.tiled_core import Raw, forward
 from headwise.kernels.tiled_spec import OUTPUTS, Spec
 
-__all__ = ["attend_traced"]
+__all__ = ["attend_traced", "fake_pass", "gradients_of_pass", "remember_pass"]
 
 
 @torch.library.custom_op("headwise::tiled", mutates_args=())
@@ -40,8 +40,8 @@ def _tiled(
     return z, lse, entropy, far, peak, top, where if statistics else where.long()
 
 
-@_tiled.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
+def fake_pass(*inputs: Any) -> tuple[Tensor, ...]:
+    """The shapes of a pass's outputs."""
     q, _, v = inputs[:3]
     statistics, distance = inputs[12:]
     row = q.shape[:3]
@@ -54,6 +54,9 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
         q.new_empty(row),
         q.new_empty(row if statistics else (0,), dtype=torch.int64),
     )
+
+
+_tiled.register_fake(fake_pass)
 
 
 @torch.library.custom_op("headwise::tiled_backward", mutates_args=())
@@ -84,14 +87,16 @@ def _(tensors: list[Tensor], present: list[bool], needs: list[bool], *options: A
     return [x.new_empty(x.shape) for x, need in zip(inputs[:5], needs, strict=True) if x is not None and need]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def remember_pass(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep what the backward pass needs of a pass's inputs and outputs."""
     ctx.options = inputs[7:]
     ctx.mark_non_differentiable(*output[5:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:7], *output)
 
 
-def _gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+def gradients_of_pass(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    """Gradients of a pass's inputs: of any operator with the inputs and outputs of ``headwise::tiled``."""
     saved, grads = list(ctx.saved_tensors), list(gradients[:5])
     *_, statistics, distance = ctx.options
     if not statistics:
@@ -107,7 +112,7 @@ def _gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
     return (*(next(found) if need else None for need in needs), *(None,) * 9)
 
 
-_tiled.register_autograd(_gradients, setup_context=_setup)
+_tiled.register_autograd(gradients_of_pass, setup_context=remember_pass)
 
 
 def attend_traced(spec: Spec, *tensors: Tensor | None) -> Raw:

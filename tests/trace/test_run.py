@@ -54,7 +54,7 @@ def test_pairs_of_several_observers() -> None:
     assert none.got == [None, None]
     for together, alone in ((first, alone_first), (second, alone_second)):
         for a, b in zip(together.got, alone.got, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert second.got[0] is not None
     assert second.got[0].shape == (2, 2, 3, 5)
 

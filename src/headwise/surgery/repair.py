@@ -132,9 +132,9 @@ def solve(
     kept = weight[columns]
     if method == "none":
         return kept, torch.zeros_like(weight[0])
-    mean = moments.mean.to(weight.device)
+    mean = moments.mean.to(weight)
     if method == "least_squares" and columns:
-        covariance = moments.covariance.to(weight.device)
+        covariance = moments.covariance.to(weight)
         pull = ridge * covariance.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
         left = covariance[columns][:, columns] + pull * torch.eye(
             len(columns), dtype=weight.dtype, device=weight.device

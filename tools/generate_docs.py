@@ -34,7 +34,7 @@ def command_line() -> str:
 
 def measures() -> str:
     """Every measure: name, unit, range, source."""
-    from headwise.measures.registry import reference_page
+    from headwise.measures import reference_page
 
     return reference_page()
 

@@ -12,6 +12,7 @@ from headwise.measures.observing import MeasureObserver as MeasureObserver
 from headwise.measures.observing import PatternObserver as PatternObserver
 from headwise.measures.pattern import PATTERN as PATTERN
 from headwise.measures.pattern import PATTERN_MEASURES as PATTERN_MEASURES
+from headwise.measures.reference import reference_page as reference_page
 from headwise.measures.registry import GROUPS as GROUPS
 from headwise.measures.registry import MEASURES as MEASURES
 from headwise.measures.registry import Asked as Asked

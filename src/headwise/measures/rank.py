@@ -20,9 +20,9 @@ __all__ = ["SCORE_RANKS", "WEIGHT_RANKS", "RankKind", "ScoreRank", "ScoreSums", 
 
 RankKind = Literal["numerical", "effective", "stable"]
 
-_ROY: Final = "Roy and Vetterli 2007, The effective rank, section 2"
-_RUDELSON: Final = "Rudelson and Vershynin 2007, Sampling from large matrices, section 1"
-_BHOJANAPALLI: Final = "Bhojanapalli et al. 2020, Low-Rank Bottleneck in Multi-head Attention Models, section 3"
+_ROY: Final = "Roy and Vetterli 2007, The Effective Rank: A Measure of Effective Dimensionality"
+_RUDELSON: Final = "Rudelson and Vershynin 2007, Sampling from Large Matrices"
+_BHOJANAPALLI: Final = "Bhojanapalli et al. 2020, Low-Rank Bottleneck in Multi-head Attention Models"
 
 
 def rank_of(values_HD: Tensor, kind: RankKind, tolerance: float) -> Tensor:

@@ -78,7 +78,7 @@ class ConstantShare(PooledMeasure):
     description: str = (
         "Share of the energy E|z|^2 of the head's output that its mean over token rows carries: |E z|^2 / E|z|^2."
     )
-    source: str = "the constant that mean ablation leaves: Wang et al. 2023, Interpretability in the Wild, section 2.1"
+    source: str = "the constant of mean ablation: Wang et al. 2023, Interpretability in the Wild"
     sums: OutputSums = OutputSums()
 
     def __call__(self, state: Output) -> HeadValues:

@@ -9,16 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from headwise.errors import InputError
-from headwise.measures.importance.losses import (
-    CustomLoss,
-    Fidelity,
-    Labels,
-    Loss,
-    MaskedToken,
-    NextToken,
-    Projection,
-    Target,
-)
+from headwise.measures.importance.fidelity import Fidelity, Projection
+from headwise.measures.importance.losses import CustomLoss, Labels, Loss, MaskedToken, NextToken, Target
 from headwise.models import Model
 
 __all__ = ["LOSSES", "loss_for"]

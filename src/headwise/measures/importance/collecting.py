@@ -15,7 +15,7 @@ from headwise.measures.importance.losses import Loss
 
 __all__ = ["ExampleMoments", "ablation_info", "gradient_infos"]
 
-_MICHEL: Final = "Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1 (equation 2)"
+_MICHEL: Final = "Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 4.1"
 
 
 class ExampleMoments:
@@ -83,7 +83,7 @@ def gradient_infos(loss: Loss) -> tuple[MeasureInfo, MeasureInfo]:
             better="high",
             description=f"(dL/dgate)^2 of the head per example, diagonal of the gates' empirical Fisher matrix; "
             f"rows are examples. Loss: {loss.said}.",
-            source="Kwon et al. 2022, A Fast Post-Training Pruning Framework for Transformers, section 4 (equation 5)",
+            source="Kwon et al. 2022, A Fast Post-Training Pruning Framework for Transformers",
         ),
     )
 
@@ -102,7 +102,7 @@ def ablation_info(loss: Loss, kind: Ablation) -> MeasureInfo:
         description=f"Rise of the loss when the head's output is replaced by {by}; rows are examples. "
         f"Loss: {loss.said}.",
         pooled=kind != "zero",
-        source="Voita et al. 2019, section 4; Chan et al. 2022, Causal Scrubbing (resample)"
+        source="Chan et al. 2022, Causal Scrubbing"
         if kind == "resample"
-        else "Michel et al. 2019, section 3.2 (ablating one head)",
+        else "Michel et al. 2019, section 3 (ablating one head)",
     )

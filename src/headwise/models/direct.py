@@ -42,8 +42,16 @@ def find_direct(root: nn.Module, inputs: Mapping[str, Any], on_seam: Mapping[str
     with probe.running("dense"):
         run_model(root, inputs)
     axes: dict[str, Mapping[int, Heads]] = {}
-    refused: dict[str, str] = {}
+    unread = {} if probe.seam is None else probe.seam.unread
+    refused = {
+        probe.names[
+            module
+        ]: "it takes another softmax, whose result is not multiplied with values in a way that is followed"
+        for module, _ in unread.values()
+    }
     for path in found:
+        if path in refused:
+            continue
         records = [record for record in probe.records if record.path == path and record.raw is not None]
         decided = _axes(records)
         if isinstance(decided, str):
@@ -87,17 +95,14 @@ def _axes(records: list[Record]) -> Mapping[int, Heads] | str:
 
 
 def _repeat(record: Record, heads: Heads) -> int:
-    """How often a key-value head is repeated: equal neighbours, and a layer that puts out as few."""
+    """How often a key-value head is repeated: equal neighbours, where no layer puts out as many values."""
     query, key, value = record.query, record.key, record.value
     if heads.axis is None:
         query, key, value = (heads.split(one[:, 0]) for one in (query, key, value))
-    for repeat in copies(key, value):
-        if repeat == 1:
-            break
-        few = find_projections(record.linears, query, key[:, ::repeat], value[:, ::repeat])
-        if few.v is not None:
-            return repeat
-    return 1
+    repeat = copies(key, value)
+    if repeat == 1 or find_projections(record.linears, query, key, value).v is not None:
+        return 1
+    return repeat
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def delegate(call: Call) -> tuple[Tensor, Any]:
 
 
 def answer(call: Call, spot: Hashable) -> tuple[Tensor, Any]:
-    """Let everyone take part who looks at the calling module; (B, Q, H, D_v), and weights where its own function ran."""
+    """Let everyone take part who looks at the calling module; gives (B, Q, H, D_v), and weights if there are any."""
     taking_part = []
     for party in _PARTIES.get(call.module, ()):
         if isinstance(party, Taker):

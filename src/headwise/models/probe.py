@@ -22,7 +22,7 @@ from headwise.models.masks import CompactMaskError
 from headwise.models.problems import Call, problem_of
 from headwise.models.restore import held
 from headwise.models.standin import MaskMode
-from headwise.models.torch_seam import Heads, by_torch
+from headwise.models.torch_seam import Heads, TorchSeam, by_torch
 from headwise.models.torch_seam.heads import Reading, find_heads
 from headwise.models.tracking import Tracker
 
@@ -95,6 +95,7 @@ class Probe:
     records: list[Record] = field(default_factory=list)
     paths: dict[str, None] = field(default_factory=dict)
     returned_weights: bool = False
+    seam: TorchSeam | None = None
 
     def __post_init__(self) -> None:
         self.names = {module: path for path, module in self.root.named_modules()}
@@ -125,7 +126,7 @@ class Probe:
             stack.callback(expel, self, modules)
             enrol(self, modules)
             watched = {self.root.get_submodule(path): axes for path, axes in self.direct.items()}
-            stack.enter_context(by_torch(watched, answer, self._reads_weight))
+            self.seam = stack.enter_context(by_torch(watched, answer, self._reads_weight))
             stack.enter_context(held(self.root, masks, attend_as))
             yield
 
@@ -219,14 +220,16 @@ class Probe:
             self._outputs[outer][relative] = Linear(relative, isinstance(module, Conv1D), output)
 
     def _reads(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not args or not isinstance(args[0], Tensor):
+        if not args or not isinstance(args[0], Tensor) or not args[0].numel():
+            return
+        if any(self._reads_direct(record, module, args[0]) for record in self._direct()):
             return
         for record in reversed(self.records[-4:]):
-            if record.raw is not None:
-                if self._reads_direct(record, module, args[0]):
-                    return
-                continue
-            if args[0].numel() == record.z.numel() != 0 and torch.equal(args[0].reshape(record.z.shape), record.z):
+            if (
+                record.raw is None
+                and args[0].numel() == record.z.numel() != 0
+                and torch.equal(args[0].reshape(record.z.shape), record.z)
+            ):
                 place = (record.path, record.call)
                 if self.names[module].endswith(".base_layer"):
                     self._between.setdefault(place, f"an adapter on {self.names[module].removesuffix('.base_layer')}")
@@ -237,7 +240,7 @@ class Probe:
                 return
 
     def _reads_direct(self, record: Record, module: nn.Module, given: Tensor) -> bool:
-        """Whether ``module`` reads the heads of a call that did not come through the interface; noted if so."""
+        """Whether ``module`` reads the heads of a call outside the interface, and nothing beside; noted either way."""
         assert record.raw is not None
         if isinstance(module, (nn.Conv1d, nn.Conv2d)) and given.ndim > 2:
             given = given.movedim(1, -1)
@@ -254,14 +257,17 @@ class Probe:
             self._readers.setdefault(place, (self.names[module], module))
         elif place not in self._readers and not isinstance(module, (nn.Dropout, nn.Identity)):
             self._between.setdefault(place, f"{self.names[module]} ({type(module).__name__})")
-        return True
+        return reading.alone
+
+    def _direct(self) -> Iterator[Record]:
+        """The latest calls outside the interface, the last one first."""
+        return (record for record in reversed(self.records[-64:]) if record.raw is not None)
 
     def _reads_weight(self, given: Tensor, weight: Tensor) -> None:
         """A linear map that torch computes from a module's weight without calling the module."""
         owner = self._owners.get(id(weight))
-        for record in reversed(self.records[-4:]):
-            if record.raw is None:
-                continue
+        for record in self._direct():
+            assert record.raw is not None
             if owner is not None and self._reads_direct(record, owner, given):
                 return
             if owner is None and record.reading is None:

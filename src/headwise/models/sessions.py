@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from headwise.models.gate import Gates
 from headwise.models.interface import Observer, Seen, answer, attend_as, check_heads, enrol, expel
 from headwise.models.layouts import Discovered, discovered
 from headwise.models.restore import held
-from headwise.models.torch_seam import by_torch
+from headwise.models.torch_seam import Heads, by_torch
 from headwise.models.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Session:
         self.own_output = found.own_output
         self._gates = gates
         self._paths = {module: path for path, module in found.attention.items()}
-        self._direct = {found.attention[path]: axes for path, axes in found.direct.items()}
+        self._direct = {found.attention[path]: _axes(found, path) for path in found.direct}
         self._sites: dict[tuple[str, int], Site] = {
             (site.key.module, site.key.call): site for site in found.layout.sites
         }
@@ -106,6 +106,14 @@ class Session:
             enrol(self, modules)
             stack.enter_context(by_torch(self._direct, answer))
             yield self
+
+
+def _axes(found: Discovered, path: str) -> Mapping[int, Heads]:
+    """Where a module's tensors have their heads; torch's own attention module has two ways, and batch comes first."""
+    axes = found.direct[path]
+    if isinstance(found.attention[path], nn.MultiheadAttention):
+        axes = {1: Heads(1, None, found.layout.blocks[path].query_heads), **axes}
+    return axes
 
 
 def _module_of(model: Model | nn.Module) -> nn.Module:

@@ -57,6 +57,18 @@ def _same_storage(left: Tensor, right: Any) -> bool:
     return isinstance(right, Tensor) and left.shape == right.shape and left.data_ptr() == right.data_ptr()
 
 
+def _plain_stack(root: nn.Module, path: str) -> str | None:
+    """The stack of a module in a model without a config, where torch's own classes or patches of images tell it."""
+    parts = path.split(".")
+    around = [root, *(root.get_submodule(".".join(parts[: length + 1])) for length in range(len(parts)) if path)]
+    if any(isinstance(part, (nn.TransformerDecoder, nn.TransformerDecoderLayer)) for part in around):
+        return "decoder"
+    children = {name for name, _ in root.named_children()}
+    if {"encoder", "decoder"} <= children and parts[0] in ("encoder", "decoder"):
+        return parts[0]
+    return "vision" if any(isinstance(part, nn.Conv2d) for part in root.modules()) else None
+
+
 def stack_of(root: nn.Module, path: str, causal: bool) -> str:
     """``"encoder"``, ``"decoder"``, ``"vision"`` or ``"audio"``.
 
@@ -66,6 +78,10 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
     """
     words = words_of(path)
     config = getattr(root, "config", None)
+    if config is None:
+        known = _plain_stack(root, path)
+        if known is not None:
+            return known
     two = bool(getattr(config, "is_encoder_decoder", False))
     for word in words:
         if word in _VISION:

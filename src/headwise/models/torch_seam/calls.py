@@ -20,9 +20,8 @@ from headwise.models.torch_seam.heads import Heads
 __all__ = ["Direct", "attention_call", "softmax_call"]
 
 _NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-#: What is added to a score to hide a key: far below any score, in single or in half precision.
-_FAR: Final = -1e6
-_LOW: Final = -5e3
+#: What is added to a score hides the key from here on; the smallest masks in use are -10,000.
+_HIDES: Final = -9e3
 
 
 @dataclass(frozen=True)
@@ -121,22 +120,22 @@ def _mask(heads: Heads, mask: Any, lead: tuple[int, ...]) -> tuple[Tensor | None
 
 def softmax_call(
     module: nn.Module, weighing: Weighing, result: Tensor, heads_of: Callable[[int], Heads]
-) -> Direct | None:
+) -> Direct | Tensor:
     """A product of weights and values, after a softmax of the model's own.
 
-    None when the queries and keys behind the weights were not seen, or do not fit them.
+    The result itself when the queries and keys behind the weights were not seen, or do not fit them.
     """
     product, origin = weighing.product, weighing.weights.origin
     scores = _scores(weighing)
     if origin is None or scores is None:
-        return None
+        return result
     z = product.turned(result)
     lead = tuple(z.shape[:-2])
     rows, columns = scores.shape[-2:]
     query = _fitted(origin.query, lead, rows)
     key = _fitted(origin.key_turned.transpose(-1, -2), lead, columns)
     if query is None or key is None or tuple(scores.shape[:-2]) != lead:
-        return None
+        return result
     heads = heads_of(len(lead))
     query_BHQD = heads.split(query.expand(*lead, *query.shape[-2:]))
     key_BGKD, value_BGKD = _same_groups(heads.groups(key, lead), heads.groups(product.right, lead))
@@ -194,14 +193,12 @@ def _from_scores(scores_BHQK: Tensor, query: Tensor, key: Tensor, value: Tensor,
         each = query.shape[1] // key.shape[1]
         product = (query.to(dtype) * scale) @ key.to(dtype).repeat_interleave(each, 1).transpose(-1, -2)
         rest = scores_BHQK.to(dtype) - product
-        lowest = rest.amin().item() if rest.numel() else 0.0
-        limit = _FAR if lowest <= _FAR else _LOW
-        hidden = rest <= limit if lowest <= limit else None
-        bias = rest if hidden is None else rest.masked_fill(hidden, 0.0)
+        hidden = rest <= _HIDES
+        bias = rest.masked_fill(hidden, 0.0)
     return Problem(
         query.detach(),
         key.detach(),
         value.detach().to(query.dtype),
-        Visible(mask=None if hidden is None else ~hidden),
+        Visible(mask=~hidden),
         ScoreRule(scale=scale, bias=bias),
     )

@@ -52,7 +52,6 @@ class _State(threading.local):
         scores, weights: tensors that are followed, held weakly.
         running: the watched modules whose forward is running, innermost last.
         busy: headwise itself is computing.
-        seams: the seams that this thread is inside of.
         entered: seams that a module entered because its thread was not inside, and the module.
     """
 
@@ -61,7 +60,6 @@ class _State(threading.local):
         self.weights: Any = WeakIdKeyDictionary()
         self.running: list[nn.Module] = []
         self.busy = False
-        self.seams: list[Any] = []
         self.entered: list[tuple[Any, nn.Module]] = []
 
 

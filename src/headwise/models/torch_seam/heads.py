@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -141,15 +140,14 @@ def same_rows(left: Tensor, right: Tensor) -> bool:
     return bool(torch.equal(left[order[0]], right[order[1]]))
 
 
-def copies(k_BHKD: Tensor, v_BHKD: Tensor) -> list[int]:
-    """How often each key-value head may be stored in a row: divisors of H with equal neighbours, largest first."""
+def copies(k_BHKD: Tensor, v_BHKD: Tensor) -> int:
+    """How often each key-value head is stored in a row: the largest divisor of H for which neighbours are equal."""
     count = k_BHKD.shape[1]
-    if prod(k_BHKD.shape) == 0 or v_BHKD.shape[1] != count:
-        return [1]
-    found = []
+    if v_BHKD.shape[1] != count or not bool((v_BHKD != 0).any()):
+        return 1
     for repeat in range(count, 1, -1):
         if count % repeat == 0 and all(
             bool((one[:, ::repeat].repeat_interleave(repeat, 1) == one).all()) for one in (k_BHKD, v_BHKD)
         ):
-            found.append(repeat)
-    return [*found, 1]
+            return repeat
+    return 1

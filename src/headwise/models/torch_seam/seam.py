@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from headwise.models.problems import Call
 from headwise.models.torch_seam.calls import Direct, attention_call, softmax_call
-from headwise.models.torch_seam.following import STATE, Weighing, follow, weighing
+from headwise.models.torch_seam.following import STATE, Weights, follow, weighing
 from headwise.models.torch_seam.functions import (
     ATTENTION,
     LINEAR,
     MULTI_HEAD,
     is_einsum,
+    is_softmax,
     multi_head_in_steps,
     product_of,
 )
@@ -25,6 +27,7 @@ from headwise.models.torch_seam.heads import Heads, assumed
 
 __all__ = ["TorchSeam", "by_torch", "outside"]
 
+_HERE: Final = str(Path(__file__).parent)
 #: Axes before (position, width) -> where the heads are among them.
 Axes = Mapping[int, Heads]
 Answer = Callable[[Call, Hashable], tuple[Tensor, Any]]
@@ -37,6 +40,9 @@ class TorchSeam(TorchFunctionMode):
         modules: the modules that are watched, and where each has its heads.
         answer: takes a call and the place in the code that made it; gives (B, Q, H, D_v) and anything.
         reads: told of every linear map: its input and its weight.
+
+    Attributes:
+        unread: softmaxes whose results have not been multiplied with values, where ``reads`` is given.
     """
 
     def __init__(
@@ -49,15 +55,7 @@ class TorchSeam(TorchFunctionMode):
         self._modules = dict(modules)
         self._answer = answer
         self._reads = reads
-
-    def __enter__(self) -> TorchSeam:
-        STATE.seams.append(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *why: Any) -> None:
-        super().__exit__(*why)  # type: ignore[no-untyped-call]
-        STATE.seams.remove(self)
+        self.unread: dict[int, tuple[nn.Module, Weights]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,11 +75,17 @@ class TorchSeam(TorchFunctionMode):
         if self._reads is not None:
             self._report(func, args, kwargs)
         product = product_of(func, args, kwargs)
-        result = func(*args, **kwargs)
         found = None if product is None or not mine else weighing(product)
         if found is not None:
-            return self._softmax(module, found, result)
+            self.unread.pop(id(found.weights), None)
+            with outside():
+                direct = softmax_call(module, found, func(*args, **kwargs), self._heads_of(module))
+                return direct if isinstance(direct, Tensor) else self._ask(direct)
+        result = func(*args, **kwargs)
         follow(func, args, kwargs, product, result)
+        if self._reads is not None and is_softmax(func) and isinstance(result, Tensor) and result in STATE.weights:
+            weights = STATE.weights[result]
+            self.unread[id(weights)] = (module, weights)
         return result
 
     def _report(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -101,11 +105,6 @@ class TorchSeam(TorchFunctionMode):
     def _attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         with outside():
             return self._ask(attention_call(module, args, kwargs, self._heads_of(module)))
-
-    def _softmax(self, module: nn.Module, found: Weighing, result: Tensor) -> Tensor:
-        with outside():
-            direct = softmax_call(module, found, result, self._heads_of(module))
-            return result if direct is None else self._ask(direct)
 
     def _ask(self, direct: Direct) -> Tensor:
         output, _ = self._answer(direct.call, _spot())
@@ -130,7 +129,7 @@ def _spot() -> Hashable:
         name = frame.f_code.co_filename
         if name.endswith(("nn/modules/module.py", "nn\\modules\\module.py")):
             break
-        if "torch_seam" not in name and not name.endswith(("overrides.py", "contextlib.py")):
+        if not name.startswith(_HERE) and not name.endswith(("overrides.py", "contextlib.py")):
             steps.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(steps)
@@ -139,10 +138,10 @@ def _spot() -> Hashable:
 @contextmanager
 def by_torch(
     modules: Mapping[nn.Module, Axes], answer: Answer, reads: Callable[[Tensor, Tensor], None] | None = None
-) -> Iterator[None]:
+) -> Iterator[TorchSeam | None]:
     """Inside, attention that ``modules`` compute with torch's functions goes to ``answer``, on every thread."""
     if not modules:
-        yield
+        yield None
         return
     seam = TorchSeam(modules, answer, reads)
     known = {id(module): module for module in modules}
@@ -155,9 +154,9 @@ def by_torch(
         if module in STATE.running:  # left open by an interrupt
             del STATE.running[_place(module) :]
         STATE.running.append(module)
-        if seam not in STATE.seams:  # a thread of its own, such as autograd's
+        if not _inside(seam):  # a thread of its own, such as autograd's
             STATE.entered.append((seam, module))
-            seam.__enter__()
+            seam.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(module: nn.Module, _args: Any, _output: Any) -> None:
         if not open_ or id(module) not in known or module not in STATE.running:
@@ -165,7 +164,7 @@ def by_torch(
         del STATE.running[_place(module) :]
         if (seam, module) in STATE.entered:
             STATE.entered.remove((seam, module))
-            seam.__exit__(None, None, None)
+            seam.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     with ExitStack() as stack:
         for module in modules:
@@ -173,10 +172,15 @@ def by_torch(
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         try:
             with seam:
-                yield
+                yield seam
         finally:
             open_ = False
             STATE.running[:] = [module for module in STATE.running if id(module) not in known]
+
+
+def _inside(seam: TorchSeam) -> bool:
+    """Whether the mode is on in this thread now."""
+    return any(mode is seam for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 def _place(module: nn.Module) -> int:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaModel
 
+import headwise as hw
 from headwise.errors import GateError, UnsupportedError
 from headwise.layout import HeadId, SiteKey
 from headwise.models import discover, gate, observe, output_weight
@@ -356,3 +358,26 @@ def test_an_observer_sees_z_before_and_after_the_gate(tiny_bert: nn.Module, ids:
         call = collector.calls[0]
         torch.testing.assert_close(call.z[:, 1], call.answer.z[:, 1] * 0.5)
         torch.testing.assert_close(call.z[:, 0], call.answer.z[:, 0])
+
+
+def test_heads_of_a_table_and_scales_that_are_no_numbers() -> None:
+    """The best heads of a table can be gated as they are; a scale of NaN is refused."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        hidden_size=24, intermediate_size=29, num_hidden_layers=2, num_attention_heads=4, vocab_size=53
+    )
+    module = LlamaModel(config).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    best = hw.scan(hw.wrap(module), inputs=[{"input_ids": ids}]).top("entropy", 3)
+    with torch.no_grad():
+        with hw.gate(module, best):
+            by_rows = module(input_ids=ids).last_hidden_state
+        with hw.gate(module, best.heads):
+            by_heads = module(input_ids=ids).last_hidden_state
+    assert torch.equal(by_rows, by_heads)
+    for scale in (float("nan"), torch.tensor([1.0, float("inf"), 0.0])):
+        with (
+            pytest.raises(GateError, match="scale holds a value that is not finite"),
+            hw.gate(module, best, scale=scale),
+        ):
+            pass

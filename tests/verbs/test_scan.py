@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import headwise as hw
-from headwise.data import batches
+from headwise.data import Facts, batches
 from headwise.errors import InputError, RunError, UnsupportedError
 from headwise.trace import body_of
 from headwise.verbs import scan_run
@@ -283,3 +283,21 @@ def test_batches_are_what_the_scan_saw() -> None:
     model = hw.wrap(bert())
     made = list(batches(model, examples(), batch_size=2))
     assert sum(batch.tokens for batch in made) == 39
+
+
+def test_whole_masks_and_skipped_passages_are_told() -> None:
+    """What a reader of run.json must know stands in its notes; the usual compact masks are no news."""
+    from headwise.layout import HeadLayout
+    from headwise.verbs.facts import BackendLog, facts_of
+
+    model = hw.wrap(bert())
+    _ = model.layout
+    seen = facts_of(model, Facts(passages=3, skipped_passages=2), BackendLog(), [], "hash")
+    assert seen["mask"] == {"mode": "compact", "reason": None}
+    assert seen["notes"] == ["2 passages hold no token of text and were skipped"]
+    model._layout = HeadLayout(
+        model.layout.sites, model.layout.blocks, facts=(("masks", "dense: BertModel indexes its mask"),)
+    )
+    seen = facts_of(model, Facts(), BackendLog(), [], "hash")
+    assert seen["mask"] == {"mode": "dense", "reason": "BertModel indexes its mask"}
+    assert seen["notes"] == ["whole masks of queries times keys were built: BertModel indexes its mask"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headwise.cli.options import Settings, output_options
-from headwise.cli.sink import Sink
+from headwise.cli.sink import PLAIN_WIDTH, Sink
 
 if TYPE_CHECKING:
     from headwise.costs import Ledger, ModelNumbers, Sweep
@@ -22,9 +22,11 @@ NUMBER = click.FloatRange(min=0, min_open=True)
 #: Options that describe a model by numbers; none of them goes with MODEL.
 NEEDED = ("d_model", "heads", "layers")
 PLAIN = (*NEEDED, "kv_heads", "head_dim", "window", "d_ff", "vocab", "tied", "bias", "encoder", "mlp")
+#: Width of the table per layer where there is no terminal, so that no number is cut.
+WIDE = 200
 #: What one sweep takes and the others do not.
 ONLY = {"contexts": "context", "input_rms": "heads", "init_std": "heads"}
-UNITS = {"": 1.0, "B/S": 1.0, "KB/S": 1e3, "MB/S": 1e6, "GB/S": 1e9, "TB/S": 1e12}
+UNITS = {"B/S": 1.0, "KB/S": 1e3, "MB/S": 1e6, "GB/S": 1e9, "TB/S": 1e12}
 
 
 class Bandwidth(click.ParamType[float | str]):
@@ -38,7 +40,9 @@ class Bandwidth(click.ParamType[float | str]):
             return "measure" if value == "measure" else value
         match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", str(value), re.IGNORECASE)
         if match is None or match[2].upper() not in UNITS:
-            self.fail(f"{value!r} is no bandwidth; write for example 50GB/s, or measure", param, ctx)
+            self.fail(
+                f"{value!r} is no bandwidth; write it with its unit, as 50GB/s, or measure", param, ctx
+            )
         rate = float(match[1]) * UNITS[match[2].upper()]
         if not 0 < rate < math.inf:
             self.fail(f"{value!r} must be positive", param, ctx)
@@ -237,7 +241,7 @@ def _tell_ledger(sink: Sink, book: Ledger, *, per_layer: bool) -> None:
         return
     from headwise.cli.cost_tables import layer_page, ledger_page
 
-    console = sink.console()
+    console = sink.console(WIDE if per_layer else PLAIN_WIDTH)
     console.print(layer_page(book) if per_layer else ledger_page(book), crop=False)
 
 

@@ -66,11 +66,11 @@ class Sink:
         """The stream of progress and notes."""
         return sys.stderr if self._stderr is None else self._stderr
 
-    def console(self) -> Console:
+    def console(self, plain_width: int = PLAIN_WIDTH) -> Console:
         """A console on stdout: colour on a terminal (unless NO_COLOR is set), plain text elsewhere."""
         from rich.console import Console
 
-        width = None if self.stdout.isatty() else PLAIN_WIDTH
+        width = None if self.stdout.isatty() else plain_width
         return Console(file=self.stdout, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
     def document(self, document: Mapping[str, Any]) -> None:

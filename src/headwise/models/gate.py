@@ -63,6 +63,8 @@ class Gates:
         for key, rule in _rules(layout, heads, scale):
             if key in self.rules:
                 raise GateError(f"{key} is named twice; give all its heads in one place")
+            if not _finite(rule.scale):
+                raise GateError(f"{key}: scale holds a value that is not finite; give finite numbers")
             self.rules[key] = rule
 
     def __len__(self) -> int:
@@ -119,6 +121,10 @@ def _rules(layout: HeadLayout, heads: Heads, scale: float | Tensor) -> Iterator[
         start += len(indices)
 
 
+def _finite(scale: float | Tensor) -> bool:
+    return bool(torch.isfinite(torch.as_tensor(scale)).all())
+
+
 def _is_default(scale: float | Tensor) -> bool:
     return not isinstance(scale, Tensor) and scale == 0.0
 
@@ -149,12 +155,14 @@ def _pairs(heads: Heads) -> list[tuple[Where, Any]]:
     if isinstance(heads, (str, bytes)) or not isinstance(heads, Iterable):
         raise GateError(f"heads must be a mapping from sites to heads, or HeadIds; got {type(heads).__name__}")
     listed = list(heads)
-    for one in listed:
+    named = [getattr(one, "id", one) for one in listed]  # rows of a table name their head
+    for one in named:
         if not isinstance(one, HeadId):
             raise GateError(
-                f"heads must be a mapping from sites to heads, or HeadIds; the list holds {type(one).__name__}"
+                "heads must be a mapping from sites to heads, HeadIds, or rows of a HeadTable; the list holds "
+                f"{type(one).__name__}"
             )
-    return _by_site((one, None) for one in listed)
+    return _by_site((one, None) for one in named)
 
 
 def _by_site(heads: Iterable[tuple[HeadId, Any]]) -> list[tuple[Where, Any]]:
@@ -261,7 +269,8 @@ def gate(model: Model | nn.Module, heads: Heads, *, scale: float | Tensor = 0.0)
         model: a loaded or wrapped model, or the module itself.
         heads: ``{site: [heads]}``, where a site is a :class:`~headwise.layout.SiteKey`, a module path, or a
             prefix of a path that fits one site (``"encoder.layer.0"``; ``"path@3"`` is the fourth call of a shared
-            module); or an iterable of :class:`~headwise.layout.HeadId`. Instead of a list of heads a site may
+            module); or an iterable of :class:`~headwise.layout.HeadId`, or a
+            :class:`~headwise.heads.HeadTable` (``table.top("entropy", 3)``). Instead of a list of heads a site may
             have ``{head: scale}`` or a floating-point tensor (heads,) or (batch, heads) of all its scales.
         scale: a number, or a tensor (n,) or (batch, n) for the n named heads in order. Gradients flow to it.
 

@@ -44,6 +44,7 @@ def facts_of(
     """The arguments of :func:`headwise.artifacts.run_document` that do not come from the caller."""
     layout, module = model.layout, model.module
     found = dict(layout.facts)
+    mode, _, why = found.pop("masks", "compact").partition(": ")
     return {
         "model": {
             "name": model.name,
@@ -59,7 +60,7 @@ def facts_of(
         },
         "backends": log.entries(),
         "data": facts.to_dict(),
-        "mask": {"mode": found.pop("mask", "compact"), "reason": found.pop("mask_reason", None)},
+        "mask": {"mode": mode, "reason": why or None},
         "counts": {
             "sites": len(layout.sites),
             "blocks": len(layout.blocks),
@@ -67,6 +68,19 @@ def facts_of(
             "passages": facts.passages,
             "tokens": facts.tokens,
         },
-        "notes": [*model.notes, *facts.notes, *(f"{name}: {text}" for name, text in found.items())],
+        "notes": [
+            *model.notes,
+            *facts.notes,
+            *_skipped(facts),
+            *([f"whole masks of queries times keys were built: {why}"] if mode != "compact" else []),
+            *(f"{name}: {text}" for name, text in found.items()),
+        ],
         "warnings": list(warnings),
     }
+
+
+def _skipped(facts: Facts) -> list[str]:
+    """A sentence where passages held nothing to measure."""
+    if not facts.skipped_passages:
+        return []
+    return [f"{facts.skipped_passages} passages hold no token of text and were skipped"]

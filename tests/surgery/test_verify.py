@@ -1,0 +1,62 @@
+"""Verify: from disk, with and without repair; every kind of difference is found."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.errors import InputError, ModelError
+from headwise.surgery import prune, verify
+from tests.surgery import small
+
+PLAN = {"encoder.layer.0.attention.self": [1], "encoder.layer.1.attention.self": [0, 3]}
+
+
+def test_from_disk(tmp_path: Path) -> None:
+    bert: Any = small.bert()
+    bert.save_pretrained(tmp_path / "bert")
+    folder = prune(bert, PLAN, repair="none").save(tmp_path / "small")
+    found = verify(tmp_path / "bert", folder)
+    assert found.removed == {path: tuple(heads) for path, heads in PLAN.items()}
+    assert found.repaired == ()
+    assert found.recorded
+    assert found.unchanged == len(bert.state_dict())
+    assert [one.module for one in found.proof.layers] == [f"encoder.layer.{at}.attention.output.dense" for at in (0, 1)]
+
+
+def test_a_model_against_itself() -> None:
+    bert = small.bert()
+    found = verify(bert, copy.deepcopy(bert))
+    assert found.removed == {}
+    assert found.proof.identical
+
+
+@pytest.mark.parametrize("name", ["embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.value.weight"])
+def test_any_other_change_is_found(name: str) -> None:
+    bert = small.bert()
+    pruned = prune(bert, PLAN, repair="none")
+    with torch.no_grad():
+        pruned.module.get_parameter(name).view(-1)[0] += 1e-3
+    with pytest.raises(ModelError, match=f"{name} is not the original's"):
+        verify(bert, pruned)
+
+
+def test_a_wrong_count_is_found() -> None:
+    bert = small.bert()
+    pruned: Any = prune(bert, PLAN, repair="none")
+    pruned.module.encoder.layer[0].attention.self.scaling *= 2
+    with pytest.raises(ModelError, match=r"PRUNED is not ORIGINAL without these heads: encoder\.layer\.0"):
+        verify(bert, pruned)
+
+
+def test_models_that_do_not_belong_together() -> None:
+    with pytest.raises(InputError, match="not of one model"):
+        verify(small.bert(), small.gpt2())
+    bert = small.bert()
+    once = prune(bert, {"encoder.layer.0": [1]}, repair="none")
+    with pytest.raises(InputError, match=r"PRUNED has the heads \[0, 2, 3\], and ORIGINAL \[0, 1, 3\]"):
+        verify(prune(bert, {"encoder.layer.0": [2]}, repair="none"), once)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from benchmarks.pairs import Pairs, paired
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.pairs import Pairs, paired
 from headwise.kernels import Problem, ScoreRule, Visible, Wanted, reference, run
 
 Shape = tuple[int, int, int, int, int]  # batch, query heads, key-value heads, length, width

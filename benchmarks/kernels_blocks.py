@@ -13,9 +13,9 @@ import statistics
 import time
 
 import torch
-from benchmarks.kernels import inputs
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.kernels import inputs
 from headwise.kernels import Problem, Visible, Wanted, blocks, run, tiled_core
 
 SHAPES = [((1, 9, 3, 2048, 64), True), ((8, 12, 12, 512, 32), False)]

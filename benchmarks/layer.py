@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from benchmarks.pairs import Pairs, paired
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from benchmarks.pairs import Pairs, paired
 from headwise.nn import MultiHeadAttention, from_torch
 
 Step = Callable[[], object]

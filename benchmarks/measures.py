@@ -115,7 +115,8 @@ def cases(full: bool) -> list[Pairs]:
 
     rounds = 7 if full else 3
     found = [
-        paired(f"{text} / plain pass, {name}, {LENGTH} tokens", of(parts), plain, rounds=rounds) for text, parts in CASES
+        paired(f"{text} / plain pass, {name}, {LENGTH} tokens", of(parts), plain, rounds=rounds)
+        for text, parts in CASES
     ]
     whole = hw.wrap(language_model())
     check_gradients(whole)

@@ -96,7 +96,7 @@ class Block:
 
     @property
     def even(self) -> bool:
-        """Whether query heads belong to the key-value heads in turn, the same number each; else only ``kv_map`` says."""
+        """Whether query heads belong to the key-value heads in turn, the same number each (else see ``kv_map``)."""
         if not self.query_heads or self.query_heads % self.kv_heads:
             return not self.query_heads
         each = self.query_heads // self.kv_heads

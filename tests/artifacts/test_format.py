@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tables import synthetic_run, synthetic_table
 
 from headwise import artifacts
 from headwise.errors import InputError, RunError
 from headwise.heads import HeadTable, MeasureInfo, Moments
 from headwise.layout import Block, HeadLayout, Projection, Site, SiteKey
+from tests.tables import synthetic_run, synthetic_table
 
 HERE = Path(__file__).parent
 

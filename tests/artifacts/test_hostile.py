@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.artifacts.test_format import golden_run, golden_table
 
 from headwise import artifacts
 from headwise.errors import RunError
 from headwise.heads import HeadTable
+from tests.artifacts.test_format import golden_run, golden_table
 
 GOOD = artifacts.encode_document(golden_table().to_document())
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tables import synthetic_run, synthetic_table
 
 from headwise import artifacts
 from headwise.artifacts import _runs
 from headwise.errors import RunError
 from headwise.heads import HeadTable
+from tests.tables import synthetic_run, synthetic_table
 
 TABLE = synthetic_table({("encoder", "self"): [3, 2]}, measures=2)
 OTHER = synthetic_table({("encoder", "self"): [3, 2]}, measures=2, seed=1)

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tables import synthetic_run, synthetic_table
 
 import headwise as hw
 from headwise.artifacts import write_run
 from headwise.cli.main import main
+from tests.tables import synthetic_run, synthetic_table
 
 
 @pytest.fixture

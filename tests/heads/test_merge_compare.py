@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tables import CROSSING, layout_of, synthetic_table
 
 from headwise.errors import InputError
 from headwise.heads import HeadTable, MeasureInfo, Moments
 from headwise.layout import HeadLayout
+from tests.tables import CROSSING, layout_of, synthetic_table
 
 COUNTS = {("encoder", "self"): [3, 2], ("decoder", "cross"): [2]}
 MEASURES = {

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.tables import layout_of, synthetic_table
 
 from headwise.errors import InputError
 from headwise.heads import HeadTable, MeasureInfo, Moments
 from headwise.layout import Block, HeadId, HeadLayout, Site, SiteKey
+from tests.tables import layout_of, synthetic_table
 
 INFO = MeasureInfo("entropy", "nats", 0.0, None, None, "Shannon entropy of the row")
 

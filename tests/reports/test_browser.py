@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tables import synthetic_run, synthetic_table
 
 from headwise import artifacts
 from headwise.heads import HeadTable
 from headwise.reports import write_report
+from tests.tables import synthetic_run, synthetic_table
 
 pytestmark = pytest.mark.browser
 

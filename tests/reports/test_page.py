@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tables import synthetic_run, synthetic_table
 
 from headwise import artifacts
 from headwise.errors import RunError
 from headwise.heads import HeadTable, Moments
 from headwise.reports import render_report, write_report
 from headwise.reports._page import _script
+from tests.tables import synthetic_run, synthetic_table
 
 EVIL = "</script><img src=x onerror=document.title='owned'>&amp;\"'{{7*7}}"
 

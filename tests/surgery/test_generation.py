@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.surgery import small
 from transformers import DynamicCache
 
 from headwise.layout import HeadId
 from headwise.models import discover, gate
 from headwise.models.headless import HeadlessLayer
 from headwise.surgery import prune
+from tests.surgery import small
 
 PROMPT = torch.tensor([[3, 5, 7, 11], [13, 17, 19, 23]])
 CACHES: dict[str, dict[str, Any]] = {

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.surgery import small
-from tests.surgery.small import IDS
 from torch import nn
 
 from headwise.errors import InputError, UnsupportedError
 from headwise.surgery import cutting, prune
 from headwise.surgery.slices import Slice
+from tests.surgery import small
+from tests.surgery.small import IDS
 
 PLAN = {"encoder.layer.0.attention.self": [1]}
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.surgery import small
-from tests.surgery.small import IDS, apart, masked, outputs
 from torch import nn
 
 from headwise.errors import InputError, UnsupportedError
 from headwise.models import discover, gate, weight_hash
 from headwise.models.cut_modules import cut_of
 from headwise.surgery import prune
+from tests.surgery import small
+from tests.surgery.small import IDS, apart, masked, outputs
 
 ATTENTION = "encoder.layer.{}.attention.self"
 

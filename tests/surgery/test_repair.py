@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.surgery import small
-from tests.surgery.small import IDS, apart, outputs
 from torch import Tensor, nn
 
 from headwise.errors import InputError, MeasureError
@@ -15,6 +13,8 @@ from headwise.measures.covariance import Statistics
 from headwise.models import wrap
 from headwise.surgery import Moments, prune, solve
 from headwise.verbs.statistics import statistics
+from tests.surgery import small
+from tests.surgery.small import IDS, apart, outputs
 
 BLOCK = "encoder.layer.0.attention.self"
 TEXT = [{"input_ids": torch.randint(4, 31, (1, 13), generator=torch.Generator().manual_seed(at))} for at in range(23)]

@@ -40,9 +40,7 @@ class Bandwidth(click.ParamType[float | str]):
             return "measure" if value == "measure" else value
         match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z/]*)\s*", str(value), re.IGNORECASE)
         if match is None or match[2].upper() not in UNITS:
-            self.fail(
-                f"{value!r} is no bandwidth; write it with its unit, as 50GB/s, or measure", param, ctx
-            )
+            self.fail(f"{value!r} is no bandwidth; write it with its unit, as 50GB/s, or measure", param, ctx)
         rate = float(match[1]) * UNITS[match[2].upper()]
         if not 0 < rate < math.inf:
             self.fail(f"{value!r} must be positive", param, ctx)

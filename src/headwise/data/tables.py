@@ -102,6 +102,11 @@ def _csv(path: Path, separator: str, field: str | None, target: str | None) -> I
             number = 0
             for piece in pieces:
                 names = [str(name) for name in piece.columns]
+                if not isinstance(piece.index, pd.RangeIndex):  # pandas takes surplus leading fields for row labels
+                    raise DataError(
+                        f"{path}: its rows have more fields than the header names columns ({_listed(names)}); put "
+                        'quotes around a text that holds the separator ("the cat, sat")'
+                    )
                 text = _choose(path, names, field)
                 wanted = [text] if target is None else [text, _choose(path, names, target)]
                 if number == 0:

@@ -136,6 +136,9 @@ def attention(
         >>> rows.visible.flatten().tolist()
         [4, 5]
     """
+    for name, asked in (("causal", causal), ("rows", rows), ("weights", weights)):
+        if not isinstance(asked, bool):
+            raise InputError(f"{name} must be True or False; got {asked!r}.")
     q, k, v = _one_dtype(q, k, v)
     seen, added = _mask_parts(mask, q, k)
     problem = Problem(

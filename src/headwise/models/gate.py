@@ -263,7 +263,8 @@ def gate(model: Model | nn.Module, heads: Heads, *, scale: float | Tensor = 0.0)
 
     The multiplication happens on each head's output, before the output projection, so a scale of 0 equals
     zeroed columns of that projection. It works in train and eval mode and in ``generate()``; the model is
-    exactly as before afterwards, whatever ends the block.
+    exactly as before afterwards, whatever ends the block. It acts on the model, in every thread: to gate one model
+    differently in several threads at once, give each thread its own copy of the model.
 
     Args:
         model: a loaded or wrapped model, or the module itself.

@@ -89,5 +89,5 @@ def _digest(value: Tensor) -> bytes:
     step = max(1, _AT_ONCE // max(1, flat.element_size()))
     for start in range(0, flat.numel(), step):
         part = flat[start : start + step].cpu().contiguous()
-        found.update(memoryview(part.view(torch.uint8).numpy()))
+        found.update(part.view(torch.uint8).numpy().data)
     return found.digest()

@@ -48,8 +48,8 @@ def planned_cuts(
     swapped = replaced_while_running(root, blocks)
     if swapped is not None:
         raise UnsupportedError(
-            f"{swapped}: the model put a {type(root.get_submodule(swapped)).__name__} there while it ran, in the place of "
-            "the module that its class builds, and would do so again; a cut would be lost"
+            f"{swapped}: the model put a {type(root.get_submodule(swapped)).__name__} there while it ran, in the place "
+            "of the module that its class builds, and would do so again; a cut would be lost"
         )
     cuts = []
     for path, block in blocks.items():

@@ -51,8 +51,8 @@ class Watch:
 def watch(model: Model | nn.Module, *, backend: str | None = None) -> Iterator[Watch]:
     """Inside the block every forward pass of ``model`` is measured, whoever runs it: ``generate()``, a training loop.
 
-    Each query row counts once: a prompt of 3 tokens and 3 generated ones give 5 rows. Rows of padding are left out where
-    the padding mask shows them. There is no tokenizer to say which rows are special tokens, so all count as tokens.
+    Each query row counts once: a prompt of 3 tokens and 3 generated ones give 5 rows. Rows of padding are left out
+    where the padding mask shows them. No tokenizer says which rows are special tokens, so all count as tokens.
 
     Args:
         model: a loaded or wrapped model, or the module itself.

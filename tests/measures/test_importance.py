@@ -392,7 +392,7 @@ def test_projections_give_the_length_of_the_derivative() -> None:
     mean_norm = (outputs[0] + outputs[1]).norm(dim=-1, keepdim=True) / 2
     derivative = (outputs[0] - outputs[1]) / 0.02 / mean_norm
     unit = (outputs[0] + outputs[1]) / 2 / mean_norm
-    derivative = derivative - unit * (derivative * unit).sum(-1, keepdim=True) * 0
+    derivative = derivative - unit * (derivative * unit).sum(-1, keepdim=True)
     expected = float(derivative.square().sum())
     assert np.mean(draws, axis=0)[2] == pytest.approx(expected, rel=0.5)
 

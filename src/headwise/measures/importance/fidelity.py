@@ -99,8 +99,8 @@ class Projection(Loss):
     """A random projection of each row of the output, scaled to unit length: for gradients without labels.
 
     The gradient of a fidelity loss is zero at the unchanged model, by construction. The squared gradient of a random
-    projection is, in expectation, the squared length of the output's derivative: the diagonal of the Gauss-Newton
-    matrix of the squared error. Directions are fixed by the passage and the seed.
+    projection is, in expectation, the squared length of the derivative of the unit output: the diagonal of the
+    Gauss-Newton matrix of twice the cosine fidelity. Directions are fixed by the passage and the seed.
 
     Attributes:
         seed: of the directions.
@@ -118,7 +118,7 @@ class Projection(Loss):
     def __call__(self, outputs: Any, task: Task, reference: Any = None) -> Tensor:  # noqa: ARG002
         """(B,), signed."""
         rows = _rows(main_output(outputs)).float()
-        rows = rows / rows.detach().norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        rows = rows / rows.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         real = _real_rows(rows, task)
         losses = []
         for row, key in enumerate(passage_keys(task.batch)):

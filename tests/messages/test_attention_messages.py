@@ -13,7 +13,7 @@ import torch
 
 import headwise.kernels
 from headwise.errors import HeadwiseError, InputError, ShapeError, UnsupportedError
-from headwise.kernels import Problem, Wanted, attention, run
+from headwise.kernels import Problem, ScoreRule, Wanted, alibi_slopes, attention, received, run, t5_bias
 
 Q, K, V = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8), torch.zeros(2, 2, 5, 6)
 
@@ -201,12 +201,86 @@ MESSAGES = [
         " Leave backend out (it would be 'tiled'), or pass another.",
     ),
     (
+        problem(rule=ScoreRule(distance_bias=torch.zeros(4, 7).long())),
+        ShapeError,
+        "distance_bias is added to the scores and must be a floating point tensor.",
+    ),
+    (
+        problem(rule=ScoreRule(distance_bias=torch.zeros(3, 7))),
+        ShapeError,
+        "distance_bias must be (query heads or 1, distances) = (4 or 1, any); got (3, 7).",
+    ),
+    (
+        problem(rule=ScoreRule(distance_bias=torch.zeros(4, 6), distance_zero=4)),
+        ShapeError,
+        "distance_bias must have an entry for every distance j - i between a key and a query, here from -4 to 2; with"
+        " distance_zero=4 its 6 entries cover -4 to 1. Make it with headwise.kernels.alibi or t5_bias.",
+    ),
+    (
+        problem(Wanted(classes=torch.zeros(1, 5), n_classes=2)),
+        ShapeError,
+        "classes must be uint8, one small number per key; got torch.float32.",
+    ),
+    (
+        problem(Wanted(classes=torch.zeros(3, 5, dtype=torch.uint8), n_classes=2)),
+        ShapeError,
+        "classes must be (batch or 1, keys) = (2 or 1, 5); got (3, 5).",
+    ),
+    (
+        problem(Wanted(classes=torch.zeros(1, 5, dtype=torch.uint8))),
+        InputError,
+        "n_classes must be from 1 to 256; got 0.",
+    ),
+    (
+        problem(Wanted(pair_lists=(torch.zeros(7), torch.zeros(0).long()))),
+        ShapeError,
+        "The offsets of pair_lists must be int64 with one axis; got torch.float32 (7,).",
+    ),
+    (
+        problem(Wanted(pair_lists=(torch.zeros(6).long(), torch.zeros(0).long()))),
+        ShapeError,
+        "The offsets of pair_lists must be batch * queries + 1 = 7 numbers; got 6.",
+    ),
+    (
+        problem(Wanted(pair_lists=(torch.zeros(7).long(), torch.zeros(4).long()))),
+        InputError,
+        "The offsets of pair_lists must rise from 0 to the number of listed keys, 4; they go from 0 to 0.",
+    ),
+    (
+        problem(Wanted(pair_lists=(torch.tensor([0, 3, 2, 4, 4, 4, 4]), torch.zeros(4).long()))),
+        InputError,
+        "The offsets of pair_lists must rise from 0 to the number of listed keys, 4; they go from 0 to 4 and fall"
+        " between.",
+    ),
+    (lambda: alibi_slopes(0), ShapeError, "heads must be at least 1; got 0."),
+    (
+        lambda: t5_bias(torch.zeros(8), 3, 5, bidirectional=True),
+        ShapeError,
+        "weight must be (buckets, query heads) with two buckets or more; got (8,).",
+    ),
+    (
+        lambda: received(Problem(Q, K, V), lse=torch.zeros(2, 4, 5)),
+        ShapeError,
+        "lse must be (batch, query heads, queries) = (2, 4, 3); got (2, 4, 5).",
+    ),
+    (
+        lambda: received(Problem(Q, K, V), row_weights=torch.zeros(3)),
+        ShapeError,
+        "row_weights must be (batch or 1, queries) = (2 or 1, 3); got (3,).",
+    ),
+    (
         of(backend="cpu"),
         UnsupportedError,
         "backend='cpu' cannot compute this: the native kernel is not built."
         " Leave backend out (it would be 'sdpa'), or pass another.",
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _no_native(monkeypatch):
+    """The wording where the compiled extension is missing, on every machine."""
+    monkeypatch.setattr("headwise.kernels.native.why_not", lambda: "the native kernel is not built")
 
 
 @pytest.mark.parametrize(("act", "error", "message"), MESSAGES, ids=[message[:48] for *_, message in MESSAGES])

@@ -206,30 +206,8 @@ def forward(
     z = torch.empty((batch, heads, queries, d_v), dtype=q.dtype)
     keep: list[Tensor] = []
     ruled = _NO_RULES if rules is None else _rules(rules, keep)
-    floats = whole = rows = pairs = lists = marked = class_weights = None
-    if statistics:
-        sinks = rules is not None and rules.sinks is not None
-        distance = extras is not None and extras.distance
-        top = extras is not None and extras.top
-        n = 3 + sinks + distance
-        floats = torch.empty((n + top, batch, heads, queries), dtype=torch.float32)
-        whole = torch.empty((2, batch, heads, queries), dtype=torch.int64)
-        at, step, counts = floats.data_ptr(), 4 * batch * heads * queries, whole.data_ptr()
-        beside = (
-            at + 3 * step if sinks else 0,
-            at + (3 + sinks) * step if distance else 0,
-            at + n * step if top else 0,
-        )
-        rows = (at, at + step, at + 2 * step, counts, counts + 2 * step, *beside)
-    if extras is not None:
-        lists = _pair_lists(extras, q, keep)
-        pairs = None if lists is None else tuple(x.data_ptr() for x in lists)
-        if extras.classes is not None:
-            classes = readable(extras.classes)
-            keep.append(classes)
-            class_weights = torch.empty((batch, heads, queries, extras.n_classes), dtype=torch.float32)
-            class_step = classes.stride(0) if classes.shape[0] > 1 else 0
-            marked = (classes.data_ptr(), class_step, extras.n_classes, class_weights.data_ptr())
+    floats, whole, rows = _room(q, rules, extras) if statistics else (None, None, None)
+    more = _NO_MORE if extras is None else _more(extras, q, keep)
     _LOADED.core.forward(
         _LOADED.target,
         torch.get_num_threads(),
@@ -246,10 +224,53 @@ def forward(
         visible,
         *ruled,
         rows,
-        pairs,
-        marked,
+        more.pair_addresses,
+        more.class_addresses,
     )
-    return Output(z, floats, whole, None if lists is None else _pair_output(lists[2], extras, q), class_weights)
+    return Output(z, floats, whole, more.pairs, more.classes)
+
+
+def _room(q: Tensor, rules: Rules | None, extras: Extras | None) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Room for the row statistics, and its addresses in the order in which the extension takes them."""
+    batch, heads, queries, _ = q.shape
+    sinks = rules is not None and rules.sinks is not None
+    distance, top = (False, False) if extras is None else (extras.distance, extras.top)
+    n = 3 + sinks + distance
+    floats = torch.empty((n + top, batch, heads, queries), dtype=torch.float32)
+    whole = torch.empty((2, batch, heads, queries), dtype=torch.int64)
+    at, step, counts = floats.data_ptr(), 4 * batch * heads * queries, whole.data_ptr()
+    sink_at = at + 3 * step if sinks else 0
+    distance_at = at + (3 + sinks) * step if distance else 0
+    top_at = at + n * step if top else 0
+    return floats, whole, (at, at + step, at + 2 * step, counts, counts + 2 * step, sink_at, distance_at, top_at)
+
+
+class _More(NamedTuple):
+    """Weights on pairs and classes, and the addresses that the extension fills."""
+
+    pairs: Tensor | None = None
+    classes: Tensor | None = None
+    pair_addresses: tuple[int, ...] | None = None
+    class_addresses: tuple[int, ...] | None = None
+
+
+_NO_MORE = _More()
+
+
+def _more(extras: Extras, q: Tensor, keep: list[Tensor]) -> _More:
+    batch, heads, queries, _ = q.shape
+    lists = _pair_lists(extras, q, keep)
+    pairs = pair_addresses = weights = class_addresses = None
+    if lists is not None:
+        pairs = _pair_output(lists[2], extras, q)
+        pair_addresses = tuple(x.data_ptr() for x in lists)
+    if extras.classes is not None:
+        classes = readable(extras.classes)
+        keep.append(classes)
+        weights = torch.empty((batch, heads, queries, extras.n_classes), dtype=torch.float32)
+        step = classes.stride(0) if classes.shape[0] > 1 else 0
+        class_addresses = (classes.data_ptr(), step, extras.n_classes, weights.data_ptr())
+    return _More(pairs, weights, pair_addresses, class_addresses)
 
 
 def _pair_lists(extras: Extras, q: Tensor, keep: list[Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -267,8 +288,8 @@ def _pair_lists(extras: Extras, q: Tensor, keep: list[Tensor]) -> tuple[Tensor, 
     return offsets, keys, torch.zeros((heads, keys.numel()), dtype=torch.float32)
 
 
-def _pair_output(weights: Tensor, extras: Extras | None, q: Tensor) -> Tensor:
-    if extras is None or extras.pairs is None:
+def _pair_output(weights: Tensor, extras: Extras, q: Tensor) -> Tensor:
+    if extras.pairs is None:
         return weights
     batch, heads, queries, _ = q.shape
     return weights.view(heads, batch, queries, extras.pairs.shape[0]).permute(3, 1, 0, 2)

@@ -66,6 +66,8 @@ MESSAGES = [
         "kv_map must name a key-value head for each of the 4 query heads; it has 2 entries.",
     ),
     (problem(kv_map=(0, 1, 2, 0)), ShapeError, "kv_map names key-value heads from 0 to 1; got [0, 1, 2, 0]."),
+    (of(causal="no"), InputError, "causal must be True or False; got 'no'."),
+    (of(rows=1), InputError, "rows must be True or False; got 1."),
     (
         of(window=0),
         InputError,

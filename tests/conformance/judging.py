@@ -39,8 +39,8 @@ from headwise.models.torch_seam.heads import Heads, assumed
 
 __all__ = ["EXACT", "Verdict", "judge", "types"]
 
-#: Longest time for one type, seconds.
-PATIENCE = 60
+#: Longest time for one type, seconds: an end to what hangs, far above the few seconds that a type takes.
+PATIENCE = 300
 EXACT, AS_SET, WRONG = "exact", "as set", "WRONG"
 REFUSED, NO_EXAMPLE, NOT_BUILT, FAILED = "refused", "no example", "not built", "FAILED"
 

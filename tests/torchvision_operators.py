@@ -1,7 +1,7 @@
 """A pytest plugin for machines whose torchvision was compiled for another build of torch than theirs.
 
-Importing such a torchvision fails on operators that its compiled part would have declared. Declared here before, they let
-timm be imported; nothing in the tests calls them. Use: ``pytest -p tests.torchvision_operators``.
+Importing such a torchvision fails on operators that its compiled part would have declared. Declared here before, they
+let timm be imported; nothing in the tests calls them. Use: ``pytest -p tests.torchvision_operators``.
 """
 
 from __future__ import annotations

@@ -65,11 +65,11 @@ class Budget:
         if self.speed is not None and not ledger.before.seconds:
             raise InputError("speed is predicted from measured layer times, and there are none; give seconds")
 
-    def met(self, ledger: Ledger, removed: Sequence[Unit]) -> bool:
-        """Whether so much has gone that the goal is reached."""
+    def met(self, ledger: Ledger, removed: Sequence[Unit], grain: int | None = None) -> bool:
+        """Whether so much has gone that the goal is reached; ``grain``: how many heads go at a time, if not a unit."""
         left = ledger.after(removed)
         if self.keep is not None:
-            size = len(removed[-1].heads) if removed else 1
+            size = grain or (len(removed[-1].heads) if removed else 1)
             wanted = math.floor(self.keep * ledger.before.heads + 0.5)
             return left.heads - wanted < size / 2
         if self.params is not None:

@@ -85,14 +85,14 @@ def choose(
     budget.check(ledger)
     steps: list[Step] = []
     removed: list[Unit] = []
-    if budget.met(ledger, removed):
+    if budget.met(ledger, removed, pool.grain):
         return steps
     for step in removals(criterion, pool, lambda unit: budget.saving(ledger, unit)):
         steps.append(step)
         removed.append(step.unit)
         if progress is not None:
             progress(len(removed))
-        if pool.whole(removed) and budget.met(ledger, removed):
+        if pool.whole(removed) and budget.met(ledger, removed, pool.grain):
             return steps
     raise InputError(
         f"{budget.short(ledger, removed)} (every layer keeps at least {pool.per_layer} heads"

@@ -21,7 +21,7 @@ class Found:
     Attributes:
         steps: what goes.
         searched: (units, rise) of every evaluation on the half that was searched.
-        confirmed: (units, rise) of every evaluation on the other half; the last one holds.
+        confirmed: (units, rise) of every evaluation on the other half.
     """
 
     steps: tuple[Step, ...]
@@ -57,9 +57,8 @@ class _Order:
 def most_within(limit: float, steps: Iterator[Step], pool: Pool, search: Rise, confirm: Rise) -> Found:
     """The longest beginning of an order of removals whose rise stays within ``limit`` on both halves.
 
-    Doubles the number of units until the rise is too large on the first half, then bisects; on the other half takes
-    away units, one after another, as long as it does not hold there. A rise that falls as units are added is not
-    looked for.
+    Doubles the number of units until the rise is too large on the first half, then bisects; bisects again on the other
+    half where it does not hold there. A rise that falls as units are added is not looked for.
 
     Args:
         limit: the largest rise allowed.
@@ -72,38 +71,35 @@ def most_within(limit: float, steps: Iterator[Step], pool: Pool, search: Rise, c
         >>> pool = Pool([BlockShape("a", tuple(range(8)))])
         >>> order = (Step(unit, 0.0) for unit in pool.units)
         >>> found = most_within(0.5, order, pool, lambda gone: len(gone) / 10, lambda gone: len(gone) / 9)
-        >>> len(found.steps), found.searched[-1], found.confirmed
-        (4, (5, 0.5), ((5, 0.5555555555555556), (4, 0.4444444444444444)))
+        >>> len(found.steps), [count for count, _ in found.searched], [count for count, _ in found.confirmed]
+        (4, [1, 2, 4, 8, 6, 5], [5, 2, 3, 4])
     """
     order = _Order(steps, pool)
     searched: dict[int, float] = {}
+    confirmed: dict[int, float] = {}
 
-    def within(end: int) -> bool:
+    def within(end: int, rise: Rise, known: dict[int, float]) -> bool:
         count = order.ends[end]
-        if count not in searched:
-            searched[count] = search(order.units(count)) if count else 0.0
-        return searched[count] <= limit
+        if count not in known:
+            known[count] = rise(order.units(count))
+        return known[count] <= limit
 
     low, high = 0, 1
     while True:
         order.reach(high)
         high = min(high, len(order.ends) - 1)
-        if high == low or not within(high):
+        if high == low or not within(high, search, searched):
             break
         low, high = high, 2 * high
+    low = _bisected(low, high, lambda end: within(end, search, searched))
+    if low and not within(low, confirm, confirmed):
+        low = _bisected(0, low, lambda end: within(end, confirm, confirmed))
+    return Found(tuple(order.taken[: order.ends[low]]), tuple(searched.items()), tuple(confirmed.items()))
+
+
+def _bisected(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last number that holds, where ``low`` does and ``high`` does not."""
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if within(middle) else (low, middle)
-    confirmed = []
-    while low:
-        count = order.ends[low]
-        rise = confirm(order.units(count))
-        confirmed.append((count, rise))
-        if rise <= limit:
-            break
-        low -= 1
-    return Found(
-        tuple(order.taken[: order.ends[low]]),
-        tuple((count, rise) for count, rise in searched.items() if count),
-        tuple(confirmed),
-    )
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

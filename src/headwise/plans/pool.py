@@ -61,6 +61,13 @@ class Pool:
         """Query heads of the whole model."""
         return sum(shape.query_heads for shape in self.shapes.values())
 
+    @property
+    def grain(self) -> int | None:
+        """Heads that go in one round of uniform counts; None without them."""
+        if not self.uniform:
+            return None
+        return sum({cell: len(unit.heads) for unit, cell in self._cells.items()}.values())
+
     def _cell(self, unit: Unit) -> tuple[str, int]:
         """What loses the same number as its likes when counts are uniform."""
         shape = self.shapes[unit.block]

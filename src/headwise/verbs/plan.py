@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -46,6 +46,9 @@ from headwise.verbs.prepared import Prepared, Source, opened, prepare
 from headwise.verbs.statistics import gather
 
 __all__ = ["Work", "plan"]
+
+#: Rows of text for each column of a layer's head outputs, below which it is said.
+_ENOUGH: Final = 5
 
 
 def plan(
@@ -217,7 +220,9 @@ class Work:
         if given is None:
             assert self.ready is not None
             first = self.asked.first(self.model.layout)
-            return gather(self.ready, self.part(), first, part="/0 of 2" if self.halves else "")
+            taken = gather(self.ready, self.part(), first, part="/0 of 2" if self.halves else "")
+            self.notes += _short(taken)
+            return taken
         found = given if isinstance(given, Statistics) else Statistics.load(given)
         ours = self.model.source.weight_hash
         if found.weight_hash is not None and found.weight_hash != ours:
@@ -311,6 +316,7 @@ class Work:
         return found.steps, {
             "searched": [{"units": count, "loss": rise} for count, rise in found.searched],
             "confirmed": [{"units": count, "loss": rise} for count, rise in found.confirmed],
+            "loss": dict(found.confirmed).get(len(found.steps), 0.0),
             "search_passes": passes,
         }
 
@@ -349,6 +355,18 @@ class Work:
             },
             statistics=vars(self).get("statistics"),
         )
+
+
+def _short(statistics: Statistics) -> list[str]:
+    """What to say where there are few rows for the ranks that a repair decides about."""
+    worst = min(statistics.sites.values(), key=lambda one: one.z.rows / (one.heads * one.d_v))
+    columns = worst.heads * worst.d_v
+    if worst.z.rows >= _ENOUGH * columns:
+        return []
+    return [
+        f"the text is short: {worst.z.rows:,} rows for the {columns:,} columns of {worst.site.key}; give at least "
+        f"{_ENOUGH * columns:,} rows, or the choice and the repair learn the text by heart"
+    ]
 
 
 def _parameters(root: nn.Module) -> int:

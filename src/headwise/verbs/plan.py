@@ -165,6 +165,7 @@ class Work:
         ready: model and text; None where no text was needed.
         asked, budget: what is wanted.
         progress: shows the heads chosen.
+        apart: keep every so many-th passage apart; 0: as the budget needs.
     """
 
     model: Model
@@ -172,6 +173,7 @@ class Work:
     asked: Asked
     budget: Budget
     progress: Bar | None = None
+    apart: int = 0
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -200,14 +202,17 @@ class Work:
         return cls(opened(model, loading), None, asked, budget, progress)
 
     @property
-    def halves(self) -> bool:
-        """Whether every other passage is kept for confirming."""
-        return self.budget.max_loss is not None
+    def kept_apart(self) -> int:
+        """Every how many-th passage is kept for confirming; 0: none."""
+        return self.apart or (2 if self.budget.max_loss is not None else 0)
 
-    def part(self, rest: int = 0) -> Iterable[Batch]:
-        """The text to choose by; with ``rest`` 1 the passages between, to confirm by."""
+    def part(self, *, apart: bool = False) -> Iterable[Batch]:
+        """The text to choose by; or the passages that are kept apart from it."""
         assert self.ready is not None
-        return Part(self.ready.data, lambda number: number % 2 == rest) if self.halves else self.ready.data
+        every = self.kept_apart
+        if not every:
+            return self.ready.data
+        return Part(self.ready.data, lambda number: (number % every == every - 1) == apart)
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -220,7 +225,9 @@ class Work:
         if given is None:
             assert self.ready is not None
             first = self.asked.first(self.model.layout)
-            taken = gather(self.ready, self.part(), first, part="/0 of 2" if self.halves else "")
+            taken = gather(
+                self.ready, self.part(), first, part=f"/all but 1 of {self.kept_apart}" if self.kept_apart else ""
+            )
             self.notes += _short(taken)
             return taken
         found = given if isinstance(given, Statistics) else Statistics.load(given)
@@ -298,7 +305,7 @@ class Work:
         search = tools.quality()
         confirm = Quality(
             self.model,
-            sample(self.part(1), self.asked.sample),
+            sample(self.part(apart=True), self.asked.sample),
             search.loss,
             moments=tools.moments,
             repair=self.asked.repair,

@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "redundancy": "headwise.cli.redundancy",
     "roles": "headwise.cli.roles",
     "statistics": "headwise.cli.statistics",
+    "plan": "headwise.cli.plan",
     "report": "headwise.cli.report",
     "cost": "headwise.cli.cost",
     "lab": "headwise.cli.lab",

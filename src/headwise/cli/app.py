@@ -25,6 +25,8 @@ VERBS: dict[str, str] = {
     "redundancy": "headwise.cli.redundancy",
     "roles": "headwise.cli.roles",
     "statistics": "headwise.cli.statistics",
+    "prune": "headwise.cli.prune",
+    "verify": "headwise.cli.verify",
     "report": "headwise.cli.report",
     "cost": "headwise.cli.cost",
     "lab": "headwise.cli.lab",

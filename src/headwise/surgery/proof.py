@@ -142,7 +142,7 @@ def layer_proofs(block: Block, truth: Calls, calls: Calls, path: str) -> list[La
     if len(expected) != len(found):
         raise UnsupportedError(f"{path}: {len(expected)} calls with the heads gated, {len(found)} without them")
     return [
-        LayerProof(block.o_path or "", at, *largest_difference([left], [right]))
+        LayerProof(path, block.o_path or "", at, *largest_difference([left], [right]))
         for at, (left, right) in enumerate(zip(expected, found, strict=True))
     ]
 

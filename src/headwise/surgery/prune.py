@@ -92,6 +92,7 @@ def prune(
         proof=proof,
         repair=repaired,
         parameters=(_parameters(handle.module), _parameters(small)),
+        bytes=(_bytes(handle.module), _bytes(small)),
         earlier=_earlier(handle),
         plan=request.facts,
     )
@@ -176,6 +177,14 @@ def _size(root: nn.Module, path: str) -> int:
 
 def _parameters(root: nn.Module) -> int:
     return sum(value.numel() for value in root.parameters())
+
+
+def _bytes(root: nn.Module) -> int:
+    storages = {
+        (value.device, value.untyped_storage().data_ptr() or -at): value.untyped_storage().nbytes()
+        for at, value in enumerate((*root.parameters(), *root.buffers()), start=1)
+    }
+    return sum(storages.values())
 
 
 def _earlier(handle: Model) -> tuple[Mapping[str, Any], ...]:

@@ -19,7 +19,7 @@ from headwise.models.source import Source, weight_hash
 from headwise.models.stock import settle
 from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
 from headwise.surgery.cutting import BlockCut, cut_block, planned_cuts
-from headwise.surgery.proof import Truth, bound_of, prove, truth_of
+from headwise.surgery.proof import Truth, bound_of, for_cut, prove, truth_of
 from headwise.surgery.repair import METHODS, RIDGE, constants, moments_of, repair
 from headwise.surgery.request import Request, request_of
 
@@ -79,6 +79,7 @@ def prune(
         moments = {path: moments_of(layout, block, statistics) for path, block in blocks.items()}
     whole = {path: output_weight(handle.module, block).flatten(0, 1).detach() for path, block in blocks.items()}
     truth = truth_of(handle, blocks, request.removed, example)
+    truth = for_cut(truth, layout, handle.module, {cut.block.module: cut.kept for cut in cuts})
     bound = bound_of(handle.dtype)
     small, proof = _cut(handle, cuts, truth, bound)
     repaired = _repair(small, cuts, request, whole, moments, repair, ridge)
@@ -155,7 +156,7 @@ def _repair(
 def _change(layout: HeadLayout, cut: BlockCut, request: Request, before: nn.Module, after: nn.Module) -> BlockChange:
     block: Block = cut.block
     sites = tuple(str(site.key) for site in layout.sites if site.block == block.module)
-    paths = [one.path for one in (*cut.slices, *cut.extras)]
+    paths = [one.path for one in (*cut.slices, *cut.extras, *cut.rows)]
     gone = sum(_size(before, path) - _size(after, path) for path in paths)
     return BlockChange(
         module=block.module,

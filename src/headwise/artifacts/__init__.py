@@ -11,6 +11,8 @@ from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
 from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
 from headwise.artifacts._documents import MODEL_FORMAT as MODEL_FORMAT
 from headwise.artifacts._documents import MODEL_VERSION as MODEL_VERSION
+from headwise.artifacts._documents import PLAN_FORMAT as PLAN_FORMAT
+from headwise.artifacts._documents import PLAN_VERSION as PLAN_VERSION
 from headwise.artifacts._documents import REDUNDANCY_FORMAT as REDUNDANCY_FORMAT
 from headwise.artifacts._documents import REDUNDANCY_VERSION as REDUNDANCY_VERSION
 from headwise.artifacts._documents import ROLES_FORMAT as ROLES_FORMAT
@@ -44,6 +46,8 @@ __all__ = [
     "HEADS_VERSION",
     "MODEL_FORMAT",
     "MODEL_VERSION",
+    "PLAN_FORMAT",
+    "PLAN_VERSION",
     "REDUNDANCY_FORMAT",
     "REDUNDANCY_VERSION",
     "REPORT_FILE",

@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "redundancy": "headwise.cli.redundancy",
     "roles": "headwise.cli.roles",
     "statistics": "headwise.cli.statistics",
+    "plan": "headwise.cli.plan",
     "prune": "headwise.cli.prune",
     "verify": "headwise.cli.verify",
     "report": "headwise.cli.report",

@@ -4,6 +4,7 @@ from headwise.verbs.cost import cost as cost
 from headwise.verbs.cost import sweep as sweep
 from headwise.verbs.importance import importance as importance
 from headwise.verbs.importance import importance_run as importance_run
+from headwise.verbs.plan import plan as plan
 from headwise.verbs.prune import prune as prune
 from headwise.verbs.redundancy import redundancy as redundancy
 from headwise.verbs.report import report as report

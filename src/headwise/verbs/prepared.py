@@ -88,11 +88,11 @@ def prepare(
         InputError: an argument breaks its rule, or the data cannot be read.
         ModelError: the model cannot be loaded or is not understood.
     """
-    given, asked = source_of(
+    passages, asked = source_of(
         source.texts, source.inputs, window=source.window, field=source.field, target_field=source.target_field
     )
     handle = opened(model, loading)
-    data = batches(handle, given, batch_size=source.batch_size, max_length=source.max_length, limit=source.limit)
+    data = batches(handle, passages, batch_size=source.batch_size, max_length=source.max_length, limit=source.limit)
     survey = look_through(data, progress)
     handle = handle if handle.example is not None else replace(handle, example=survey.example)
     shown = Forecast(handle, survey.facts, source.batch_size, progress, notice)
@@ -101,11 +101,11 @@ def prepare(
 
 
 def opened(model: str | Path | nn.Module | Model, loading: Mapping[str, Any]) -> Model:
-    """The model that a verb was given.
+    """A model by path or id, loaded with these options; or the one in memory.
 
     Raises:
-        InputError: options of loading for a model that is in memory.
-        ModelError: the model cannot be loaded.
+        InputError: options of loading for a model in memory.
+        ModelError: it cannot be loaded.
     """
     if isinstance(model, str | Path):
         return load(model, **loading)

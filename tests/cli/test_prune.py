@@ -13,6 +13,7 @@ import torch
 import headwise as hw
 from headwise.cli.main import main
 from headwise.cli.prune import heads_of
+from headwise.plans import HeadCut, HeadPlan
 from tests.measures.tiny import llama
 
 
@@ -170,3 +171,28 @@ def test_interrupted_or_full_leaves_nothing(
 
 def test_heads_named_in_pieces_go_together() -> None:
     assert heads_of(("a.b:1,5", "c:0", "a.b:2")) == {"a.b": [1, 5, 2], "c": [0]}
+
+
+def test_a_saved_plan_and_a_plan_for_another_model(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = hw.load(folder)
+    blocks = {path: (one.query_heads, one.kv_heads) for path, one in model.layout.blocks.items()}
+    cuts = (HeadCut("model.layers.1.self_attn", 3), HeadCut("model.layers.1.self_attn", 2))
+    plan = HeadPlan(cuts, "tiny", model.source.weight_hash, "by hand", unit="group", blocks=blocks)
+    plan.save(tmp_path / "plan.json")
+    arguments = ("--plan", tmp_path / "plan.json", "--repair", "none")
+    status, out, err = run(capsys, "prune", folder, *arguments, "-o", tmp_path / "small")
+    assert status == 0, err
+    assert "2,3" in out
+    assert "4 -> 2" in out
+    assert "2 -> 1" in out
+    llama(seed=8, num_hidden_layers=2).save_pretrained(tmp_path / "other")
+    status, _, err = run(capsys, "prune", tmp_path / "other", *arguments, "-o", tmp_path / "wrong")
+    assert status == 1
+    assert "make a plan for this model" in err
+    assert not (tmp_path / "wrong").exists()
+    (tmp_path / "plan.json").write_text("{}")
+    status, _, err = run(capsys, "prune", folder, *arguments, "-o", tmp_path / "wrong")
+    assert status == 1
+    assert "is not a headwise.plan document" in err

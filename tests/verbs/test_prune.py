@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 import headwise as hw
 from headwise.measures.covariance import Scatter, Statistics
+from headwise.plans import HeadCut, HeadPlan
 from headwise.verbs.calibration import weighted
 from tests.measures.tiny import VOCABULARY, bert, llama
 
@@ -26,19 +27,9 @@ def weights_of(model: Any) -> list[torch.Tensor]:
     return [value.detach().clone() for value in model.parameters()]
 
 
-@dataclass(frozen=True)
-class Cut:
-    block: str
-    head: int
-    replacement: str = "nothing"
-
-
-@dataclass(frozen=True)
-class Plan:
-    cuts: tuple[Cut, ...]
-    model: str = "tiny"
-    weight_hash: str | None = None
-    criterion: str = "by hand"
+def plan_of(*cuts: HeadCut, weight_hash: str | None = None, **changes: Any) -> HeadPlan:
+    blocks = {f"model.layers.{layer}.self_attn": (4, 2) for layer in range(3)}
+    return HeadPlan(cuts, "tiny", weight_hash, "by hand", blocks=blocks, **changes)
 
 
 def test_the_original_is_untouched_and_the_record_says_what_was_used() -> None:
@@ -68,6 +59,17 @@ def test_statistics_from_a_file_are_those_in_memory(tmp_path: Path) -> None:
     assert all(map(torch.equal, one.module.parameters(), two.module.parameters()))
     assert two.surgery is not None
     assert two.surgery.repair["calibration"]["file"] == str(tmp_path / "s.safetensors")
+
+
+def test_a_plan_brings_its_statistics() -> None:
+    model = llama()
+    known = hw.statistics(model, inputs=passages(2))
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1), statistics=known)
+    one, two = hw.prune(model, plan), hw.prune(model, PLAN, statistics=known)
+    assert all(map(torch.equal, one.module.parameters(), two.module.parameters()))
+    assert one.surgery is not None
+    assert one.surgery.repair["calibration"]["from"] == "the plan"
+    assert hw.prune(model, plan, repair="none").surgery is not None
 
 
 def scatter_of(statistics: Statistics) -> Any:
@@ -116,8 +118,7 @@ def test_a_plan_is_refused_before_the_text_is_read() -> None:
         ({"model.layers.7": [0]}, "no attention block"),
         ({"model.layers.0": [9]}, "there is no head 9"),
         ({"model.layers.0": [1, 1]}, "named twice"),
-        (Plan((Cut("model.layers.0.self_attn", 1), Cut("model.layers.0.self_attn", 1))), "named twice"),
-        (Plan((Cut("model.layers.0.self_attn", 1, "running_mean"),)), "running mean"),
+        (plan_of(HeadCut("model.layers.0.self_attn", 1, "running_mean")), "running mean"),
         (3, "plan must be a HeadPlan or a mapping"),
     ):
         with pytest.raises(hw.HeadwiseError, match=words):
@@ -126,11 +127,10 @@ def test_a_plan_is_refused_before_the_text_is_read() -> None:
 
 def test_a_plan_for_another_model_is_refused() -> None:
     model = llama()
-    cuts = (Cut("model.layers.0.self_attn", 1),)
-    hashed = hw.wrap(model).source.weight_hash
-    assert hw.prune(model, Plan(cuts, weight_hash=hashed), repair="none").surgery is not None
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1), weight_hash=hw.wrap(model).source.weight_hash)
+    assert hw.prune(model, plan, repair="none").surgery is not None
     with pytest.raises(hw.HeadwiseError, match="make a plan for this model"):
-        hw.prune(llama(seed=8), Plan(cuts, weight_hash=hashed), repair="none")
+        hw.prune(llama(seed=8), plan, repair="none")
 
 
 def test_statistics_of_another_model_or_not_finite_are_refused() -> None:
@@ -162,7 +162,7 @@ def test_sources_that_do_not_go_together() -> None:
 
 def test_constants_are_learned_without_a_repair() -> None:
     model = llama()
-    plan = Plan((Cut("model.layers.0.self_attn", 1, "constant"),))
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1, "constant"))
     small: Any = hw.prune(model, plan, inputs=passages(1), repair="none").module
     assert small.model.layers[0].self_attn.o_proj.bias is not None
     assert model.model.layers[0].self_attn.o_proj.bias is None

@@ -56,7 +56,7 @@ def prune(
         weights: what part of the statistics each of ``texts`` is, relative to the others; without them a text counts
             as long as it is.
         repair: ``"least_squares"`` (with an intercept), ``"bias"`` or ``"none"``; None is least squares where there is
-            something to learn from (texts, inputs or statistics), and is refused elsewhere.
+            something to learn from (texts, inputs, statistics, or a plan that carries them), and is refused elsewhere.
         statistics: of this model, from :func:`headwise.statistics`, or the path of a saved file.
         ridge: of least squares: pull towards the weights that are there, as a part of the mean variance.
         example: keyword arguments of a forward pass for the proof; default one made for the model.
@@ -135,7 +135,11 @@ def _statistics(
         source = {} if isinstance(statistics, Statistics) else {"file": str(statistics)}
         return Calibration(known, {**source, "parts": list(known.parts), "skip_first": known.skip_first})
     if texts is None and inputs is None:
-        return None
+        carried = getattr(plan, "statistics", None)
+        if not isinstance(carried, Statistics) or repair == "none":
+            return None
+        said = {"from": "the plan", "parts": list(carried.parts), "skip_first": carried.skip_first}
+        return Calibration(carried, said)
     if repair == "none" and not any(one.replacement == "constant" for one in getattr(plan, "cuts", ())):
         return None
     return calibrate(model, texts, inputs, weights, reading)

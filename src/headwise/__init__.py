@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from headwise.verbs.cost import cost as cost
     from headwise.verbs.importance import importance as importance
     from headwise.verbs.plan import plan as plan
+    from headwise.verbs.prune import prune as prune
     from headwise.verbs.redundancy import redundancy as redundancy
     from headwise.verbs.report import report as report
     from headwise.verbs.roles import roles as roles
     from headwise.verbs.scan import scan as scan
     from headwise.verbs.statistics import statistics as statistics
+    from headwise.verbs.verify import verify as verify
     from headwise.verbs.watch import watch as watch
 
     __version__: str
@@ -67,12 +69,14 @@ _HOMES = {
     "load": "headwise.models",
     "observe": "headwise.models",
     "plan": "headwise.verbs",
+    "prune": "headwise.verbs",
     "read_run": "headwise.artifacts",
     "redundancy": "headwise.verbs",
     "report": "headwise.verbs",
     "roles": "headwise.verbs",
     "scan": "headwise.verbs",
     "statistics": "headwise.verbs",
+    "verify": "headwise.verbs",
     "watch": "headwise.verbs",
     "wrap": "headwise.models",
 }

@@ -26,6 +26,8 @@ VERBS: dict[str, str] = {
     "roles": "headwise.cli.roles",
     "statistics": "headwise.cli.statistics",
     "plan": "headwise.cli.plan",
+    "prune": "headwise.cli.prune",
+    "verify": "headwise.cli.verify",
     "report": "headwise.cli.report",
     "cost": "headwise.cli.cost",
     "lab": "headwise.cli.lab",

@@ -17,7 +17,7 @@ from headwise.models.handle import Model
 from headwise.models.loader import as_model
 from headwise.models.surgery_record import Proof
 from headwise.surgery.cutting import BlockCut, planned_cuts
-from headwise.surgery.proof import bound_of, prove, truth_of
+from headwise.surgery.proof import bound_of, for_cut, prove, truth_of
 
 __all__ = ["Verification", "verify"]
 
@@ -78,6 +78,7 @@ def verify(
     repaired, unchanged = _weights(before.module, after.module, cuts)
     truth_model = _transplanted(before, after.module, cuts) if repaired else before
     truth = truth_of(truth_model, blocks, removed, example)
+    truth = for_cut(truth, layout, before.module, {cut.block.module: cut.kept for cut in cuts})
     try:
         proof = prove(after.module, blocks, truth, bound_of(after.dtype))
     except ModelError as error:
@@ -106,7 +107,7 @@ def _weights(before: nn.Module, after: nn.Module, cuts: list[BlockCut]) -> tuple
     outputs = {cut.block.o_path: cut for cut in cuts}
     slices: dict[str, list[Any]] = {}
     for cut in cuts:
-        for one in (*cut.slices, *cut.extras):
+        for one in (*cut.slices, *cut.extras, *cut.rows):
             slices.setdefault(one.path, []).append(one)
     repaired: dict[str, None] = {}
     same = 0

@@ -1,0 +1,119 @@
+"""``headwise prune``: cut heads out of a model, repair what is left, prove it, and save it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headwise.cli.data_options import READING, given, running, scan_options
+from headwise.cli.options import Settings, output_options
+from headwise.cli.scan import POSITIVE
+from headwise.cli.scan import check as check_reading
+from headwise.cli.sink import Sink
+
+__all__ = ["command", "heads_of"]
+
+
+def heads_of(named: tuple[str, ...]) -> dict[str, list[int]]:
+    """``("encoder.layer.0:1,5",)`` as ``{"encoder.layer.0": [1, 5]}``.
+
+    Raises:
+        click.UsageError: it is not written like that.
+    """
+    found: dict[str, list[int]] = {}
+    for one in named:
+        block, _, heads = one.rpartition(":")
+        indices = [int(head) for head in heads.split(",") if head.strip().isdecimal()]
+        if not block or len(indices) != heads.count(",") + 1:
+            raise click.UsageError(f"--heads is written BLOCK:HEAD,HEAD (encoder.layer.0:1,5) and was {one!r}.")
+        found.setdefault(block, []).extend(indices)
+    return found
+
+
+def check(options: dict[str, Any]) -> None:
+    """Refuse combinations of options that cannot be meant.
+
+    Raises:
+        click.UsageError: what does not go together, and what does.
+    """
+    if (options["plan"] is None) == (not options["heads"]):
+        raise click.UsageError("say which heads go: --plan FILE, or --heads BLOCK:HEAD,HEAD; one of the two.")
+    reads = bool(options["text"] or options["sentence"] or options["inputs"] is not None)
+    if options["statistics"] is not None and reads:
+        raise click.UsageError("--statistics stands alone: it cannot be mixed with --text, --sentence or --inputs.")
+    if reads or any(options[name] is not None for name in ("field", "target_field", "window")):
+        check_reading({**options, "overwrite": False})
+    if options["weight"] and (len(options["weight"]) != len(options["text"]) or options["sentence"]):
+        raise click.UsageError("give --weight once for every --text (and no --sentence), or not at all.")
+    if not reads and options["statistics"] is None and options["repair"] not in ("none", None):
+        raise click.UsageError(f"--repair {options['repair']} needs --text, --inputs or --statistics to learn from.")
+
+
+@click.command("prune", short_help="Cut heads out of a model and repair what is left.", no_args_is_help=True)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Which heads go: a plan that headwise plan wrote for this model.",
+)
+@click.option("--heads", multiple=True, metavar="BLOCK:HEAD,..", help="Heads that go, named here. Repeatable.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", required=True, help="Folder to save the model in."
+)
+@click.option("--overwrite", is_flag=True, help="Replace a model that headwise saved in DIR.")
+@click.option(
+    "--repair",
+    type=click.Choice(("least_squares", "bias", "none")),
+    help="What the remaining output projections learn.  [default: least_squares]",
+)
+@click.option(
+    "--weight",
+    multiple=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="W",
+    help="What each --text counts, in their order. Repeatable.  [default: its length]",
+)
+@click.option(
+    "--statistics",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Saved statistics of this model (headwise statistics) instead of text.",
+)
+@click.option("--shard-size", type=POSITIVE, metavar="BYTES", help="Largest file of weights.  [default: 5 GB]")
+@scan_options(READING)
+@output_options
+@click.pass_obj
+def command(settings: Settings, /, **options: Any) -> None:
+    """Cut heads out of MODEL, prove that removed equals gated, repair what is left, and save it in DIR.
+
+    The heads come from a plan or are named: BLOCK is the path of an attention module, or of the layer that has it.
+    The text is what the repair learns from; with --repair none none is needed. MODEL is not changed.
+
+    \b
+    headwise prune ./my-model --plan plan.json --text book.txt -o ./my-model-small
+    headwise prune ./my-model --heads encoder.layer.0:1,5 --repair none -o ./my-model-small
+    """
+    check(options)
+    sink = Sink(settings)
+    arguments = given(options)
+    model, output = arguments.pop("model"), arguments.pop("output")
+    saving = {"overwrite": arguments.pop("overwrite", False)}
+    if "shard_size" in arguments:
+        saving["max_shard_size"] = arguments.pop("shard_size")
+    named = arguments.pop("heads", ())
+    plan = arguments.pop("plan", None) or heads_of(named)
+    if "weight" in arguments:
+        arguments["weights"] = list(arguments.pop("weight"))
+    with running(sink) as shown:
+        from headwise.models import check_target
+        from headwise.verbs.prune import prune
+
+        check_target(output, overwrite=saving["overwrite"])
+        small = prune(model, plan, **arguments, **shown)
+        small.save(output, **saving)
+    from headwise.cli.surgery_page import tell_pruned
+
+    tell_pruned(sink, small, output)

@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
 from headwise.kernels import Wanted
-from headwise.layout import HeadLayout
+from headwise.layout import HeadLayout, Site, SiteKey
 from headwise.models import gate, observe, output_weight
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.examples import candidates, padded
@@ -361,7 +361,7 @@ def compare_gates(model: nn.Module, layout: HeadLayout, inputs: dict[str, Any]) 
         with torch.no_grad():
             output_weight(changed, block)[head] = 0
             expected = tensors_of(run_model(changed, inputs))
-            with gate(model, {other.key: [head] for other in layout.sites if other.block == site.block}):
+            with gate(model, {key: [head] for key in _of_the_same_weights(model, layout, site)}):
                 gated = tensors_of(run_model(model, inputs))
         for left, right in zip(gated, expected, strict=True):
             if not left.is_floating_point():
@@ -374,6 +374,14 @@ def compare_gates(model: nn.Module, layout: HeadLayout, inputs: dict[str, Any]) 
     if compared:
         return "equal"
     return "not compared: " + next(dict(block.unknown)["o"] for block in layout.blocks.values() if block.o is None)
+
+
+def _of_the_same_weights(model: nn.Module, layout: HeadLayout, site: Site) -> list[SiteKey]:
+    """The sites whose heads go through the same output projection, also where two modules hold one weight."""
+    blocks = {path: block for path, block in layout.blocks.items() if block.o is not None}
+    place = output_weight(model, blocks[site.block]).data_ptr()
+    same = {path for path, block in blocks.items() if output_weight(model, block).data_ptr() == place}
+    return [other.key for other in layout.sites if other.block in same]
 
 
 def _sites(layout: HeadLayout) -> str:

@@ -73,16 +73,16 @@ def test_whisper_heads_that_align(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_grammar_model_has_heads_for_relations() -> None:
-    """On 600 sentences of EWT: some relations have a head that beats every fixed offset; det and obj are among them."""
+    """On 600 sentences of EWT: heads of objects, determiners and case markers beat every fixed offset."""
     if not TREEBANK.is_file():
         pytest.skip(f"the treebank is not here: {TREEBANK}")
     table = hw.roles(find("grammar"), conllu=TREEBANK, roles=["head", "dependent"], limit=600, batch_size=16)
-    best = {role: table.best(role) for role in table.roles}
-    for role in ("head:det", "head:amod", "dependent:obj"):
-        one = best[role]
+    for role in ("head:obj", "head:det", "head:case", "dependent:obj"):
+        one = table.best(role)
         assert one.assigned, str(one)
-        assert one.share_low > one.fixed_share, str(one)
-    assert best["head"].share_low > best["head"].fixed_share
+        assert one.share_low > one.fixed_share + 0.1, str(one)
+    whole = table.best("head")
+    assert whole.share_low > whole.fixed_share
 
 
 @pytest.mark.slow

@@ -143,7 +143,8 @@ PUBLISHED: dict[str, tuple[Any, int]] = {
         modern(t.Gemma3TextConfig, 262144, 1152, 6912, 26, 4, 1, head_dim=256, sliding_window=512),
         999_885_952,
     ),
-    # The released total counts 58 x 256 router biases as parameters, which transformers keeps as buffers.
+    # The released files hold 671,026,419,200 numbers beside scales and the layer for multi-token prediction. Of these
+    # 58 x 256 are biases of the routers (e_score_correction_bias), which transformers keeps as buffers.
     "DeepSeek-V3": (t.DeepseekV3Config(), 671_026_419_200 - 58 * 256),
     "gpt-oss-20B": (t.GptOssConfig(num_hidden_layers=24, num_local_experts=32), 20_914_757_184),
     "gpt-oss-120B": (t.GptOssConfig(num_hidden_layers=36, num_local_experts=128), 116_829_156_672),

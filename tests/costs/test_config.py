@@ -120,7 +120,7 @@ def test_defaults_inside_a_composite_config_are_said(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     book = cost(tmp_path, context=7)
     assert "text_config lacks num_attention_heads, vocab_size: defaults of transformers were taken" in book.notes
-    assert any(note.startswith("the vision part is counted over as many positions") for note in book.notes)
+    assert any(note.startswith("the vision part is counted over its own 196 positions") for note in book.notes)
 
 
 def write(tmp_path: Path, text: str) -> Path:

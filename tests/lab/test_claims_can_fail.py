@@ -170,7 +170,7 @@ def history(division: Tensor) -> specialisation.History:
     return specialisation.History([0, 10], [start, division], [[3.0] * 4, [0.1] * 4], patterns, without)
 
 
-def test_specialisation_holds_without_condition_if_each_head_gets_a_job_of_its_own(
+def test_specialisation_holds_if_each_head_gets_a_job_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(specialisation, "HEADS", 2)
@@ -180,12 +180,20 @@ def test_specialisation_holds_without_condition_if_each_head_gets_a_job_of_its_o
 
 
 @pytest.mark.parametrize("gone", [0, 2])
-def test_specialisation_needs_its_condition_if_a_head_has_no_job(monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
+def test_specialisation_fails_if_a_head_has_no_job(monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
     monkeypatch.setattr(specialisation, "HEADS", 2)
     division = torch.eye(4) * 0.9
     division[gone, gone] = 0.4
     monkeypatch.setattr(specialisation, "train", lambda seed, steps: history(division))
-    assert verdict("specialisation") is Verdict.CONDITION
+    assert verdict("specialisation") is Verdict.FAILS
+
+
+def test_specialisation_fails_if_two_heads_have_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specialisation, "HEADS", 2)
+    division = torch.eye(4) * 0.9
+    division[0, 1] = 0.9
+    monkeypatch.setattr(specialisation, "train", lambda seed, steps: history(division))
+    assert verdict("specialisation") is Verdict.FAILS
 
 
 def machine(bandwidth: float, peak: float) -> Any:

@@ -103,7 +103,9 @@ def _ledger_parts(book: Ledger) -> Iterator[RenderableType]:
 def _setting(book: Ledger) -> str:
     """Sizes and dtypes of the run that is accounted for."""
     if not any(cost.site.stack == "decoder" for cost in book.sites):
-        return f"batch {book.batch:,}, length {book.source:,}; {book.dtype}"
+        vision = book.numbers.vision
+        images = f", {vision:,} of an image" if vision not in (None, book.source) else ""
+        return f"batch {book.batch:,}, length {book.source:,}{images}; {book.dtype}"
     source = f", {book.source:,} on the encoder's side" if book.source else ""
     cache = f", cache {book.cache_dtype}" if book.cache.bytes else ""
     return f"batch {book.batch:,}, context {book.context:,}{source}; {book.dtype}{cache}"

@@ -14,6 +14,7 @@ from headwise.costs.ledger import ledger as ledger
 from headwise.costs.numbers import AttentionNumbers as AttentionNumbers
 from headwise.costs.numbers import Latent as Latent
 from headwise.costs.numbers import ModelNumbers as ModelNumbers
+from headwise.costs.numbers import Relative as Relative
 from headwise.costs.numbers import Rest as Rest
 from headwise.costs.numbers import grid as grid
 from headwise.costs.parameters import BlockParameters as BlockParameters

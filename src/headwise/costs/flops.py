@@ -23,6 +23,7 @@ class AttentionWork:
         projections: the products with W_Q, W_K, W_V and W_O.
         expansion: bringing the cached latents of earlier tokens back to keys and values (latent
             attention while decoding; 0 elsewhere).
+        relative: products with a table of relative positions (disentangled attention; 0 elsewhere).
         scores, mixing: Q K^T and pattern V over the whole rectangle.
         visible_scores, visible_mixing: the same over the visible pairs.
         exponentials: one per visible pair and query head: the softmax.
@@ -31,6 +32,7 @@ class AttentionWork:
 
     projections: int = 0
     expansion: int = 0
+    relative: int = 0
     scores: int = 0
     mixing: int = 0
     visible_scores: int = 0
@@ -42,12 +44,12 @@ class AttentionWork:
     @property
     def full(self) -> int:
         """All matrix products, scores and mixing over the whole rectangle."""
-        return self.projections + self.expansion + self.scores + self.mixing
+        return self.projections + self.expansion + self.relative + self.scores + self.mixing
 
     @property
     def visible(self) -> int:
         """All matrix products, scores and mixing over the visible pairs."""
-        return self.projections + self.expansion + self.visible_scores + self.visible_mixing
+        return self.projections + self.expansion + self.relative + self.visible_scores + self.visible_mixing
 
     def __add__(self, other: AttentionWork) -> AttentionWork:
         return AttentionWork(
@@ -134,7 +136,12 @@ def prefill_work(site: AttentionNumbers, batch: int, context: int, source: int) 
     block = block_parameters(site)
     own = block.q + block.o + site.matrices
     projections = 2 * batch * (queries * own + keys * (block.k + block.v))
-    return AttentionWork(projections=projections) + attention_work(site, batch, queries, keys)
+    relative = 0
+    if site.relative is not None:
+        rows = site.relative.rows(queries)
+        projections += 2 * rows * site.relative.projections
+        relative = 2 * batch * site.relative.products * site.query_heads * queries * rows * site.d_k
+    return AttentionWork(projections=projections, relative=relative) + attention_work(site, batch, queries, keys)
 
 
 def decode_work(site: AttentionNumbers, batch: int, context: int, source: int) -> AttentionWork:

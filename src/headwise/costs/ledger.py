@@ -204,12 +204,14 @@ def ledger(
     weights = dtype_name(dtype or numbers.dtype or "bfloat16")
     kept = dtype_name(cache_dtype or weights)
     two_sided = any(site.kind == "cross" or site.stack != "decoder" for site in numbers.attention)
-    length = (source or numbers.source or context) if two_sided else 0
+    length = (_fixed(numbers) or source or numbers.source or context) if two_sided else 0
     sites = tuple(
         SiteCost(
             site=site,
             parameters=block_parameters(site),
-            prefill=prefill_work(site, batch, context, length) if phase != "decode" else None,
+            prefill=prefill_work(site, batch, context, _length(numbers, site.stack, length))
+            if phase != "decode"
+            else None,
             decode=decode_work(site, batch, context, length) if decoding and site.stack == "decoder" else None,
             cache=site_cache(site, batch, context, length, bytes_of(kept)),
         )
@@ -226,11 +228,35 @@ def ledger(
         prefill=_prefill(numbers, sites, batch, context, length) if phase != "decode" else None,
         decode=_decode(numbers, sites, batch, context) if decoding else None,
         cache=_cache(sites, kept, numbers.decodes),
-        scores=_scores(sites, batch, context, length, weights),
+        scores=_scores(numbers, sites, batch, context, length, weights),
         traffic=decode_traffic(numbers, batch, context, length, weights, kept, bandwidth) if decoding else None,
         sites=sites,
-        notes=(*numbers.notes, *_notes(numbers, sites)),
+        notes=(*numbers.notes, *_notes(numbers, sites), *_lengths(numbers, source, length)),
     )
+
+
+def _fixed(numbers: ModelNumbers) -> int | None:
+    """The length on the encoder's side where images are all there is on it, and their positions are fixed."""
+    others = {site.stack for site in numbers.attention} - {"decoder", "vision"}
+    return None if others else numbers.vision
+
+
+def _length(numbers: ModelNumbers, stack: str, source: int) -> int:
+    """Positions of a stack other than the decoder."""
+    return numbers.vision if stack == "vision" and numbers.vision is not None else source
+
+
+def _lengths(numbers: ModelNumbers, asked: int | None, source: int) -> list[str]:
+    """Which parts are counted over another length than a reader may think."""
+    stacks = {site.stack for site in numbers.attention}
+    notes = []
+    if numbers.vision is not None:
+        why = f"; source {asked:,} does not change that" if asked not in (None, numbers.vision) else ""
+        notes.append(f"the vision part is counted over its own {numbers.vision:,} positions, one image{why}")
+    towers = sorted(stacks & ({"vision", "audio"} if numbers.vision is None else {"audio"}))
+    if towers and (len(stacks) > 1 or (asked is None and numbers.source is None)):
+        notes.append(f"the {' and '.join(towers)} part is counted over as many positions as source says: {source:,}")
+    return notes
 
 
 def _check(batch: object, context: object, source: object, bandwidth: float | None) -> None:
@@ -270,7 +296,10 @@ def _known(numbers: ModelNumbers) -> bool:
 
 def _prefill(numbers: ModelNumbers, sites: tuple[SiteCost, ...], batch: int, context: int, source: int) -> PhaseWork:
     rest = numbers.rest
-    matrices = sum(weights * (context if stack == "decoder" else source) for stack, weights in rest.matrices.items())
+    matrices = sum(
+        weights * (context if stack == "decoder" else _length(numbers, stack, source))
+        for stack, weights in rest.matrices.items()
+    )
     main = context if any(site.site.stack == "decoder" for site in sites) else source
     return PhaseWork(
         tokens=main,
@@ -310,10 +339,12 @@ def _cache(sites: tuple[SiteCost, ...], dtype: str, decodes: bool) -> Cache:
     )
 
 
-def _scores(sites: tuple[SiteCost, ...], batch: int, context: int, source: int, dtype: str) -> Scores:
+def _scores(
+    numbers: ModelNumbers, sites: tuple[SiteCost, ...], batch: int, context: int, source: int, dtype: str
+) -> Scores:
     sizes = []
     for cost in sites:
-        queries = context if cost.site.stack == "decoder" else source
+        queries = context if cost.site.stack == "decoder" else _length(numbers, cost.site.stack, source)
         keys = source if cost.site.kind == "cross" else queries
         sizes.append(batch * cost.site.query_heads * queries * keys * bytes_of(dtype))
     return Scores(dtype=dtype, largest=max(sizes), all=sum(sizes))
@@ -332,9 +363,6 @@ def _notes(numbers: ModelNumbers, sites: tuple[SiteCost, ...]) -> list[str]:
     shared, blocks = len(numbers.attention), len(numbers.blocks)
     if blocks < shared:
         notes.append(f"{shared} attention layers share {blocks} block{'s' * (blocks > 1)} of weights, counted once")
-    towers = sorted({site.site.stack for site in sites} & {"vision", "audio"})
-    if towers and any(site.site.stack == "decoder" and site.site.kind == "self" for site in sites):
-        notes.append(f"the {' and '.join(towers)} part is counted over as many positions as source says")
     if numbers.rest.not_counted:
         notes.append("operations not counted: " + ", ".join(numbers.rest.not_counted))
     if not all(token_elements(site.site) for site in sites if site.site.cached and not site.site.shares_cache):

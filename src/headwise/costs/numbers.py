@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from headwise.errors import InputError
 
-__all__ = ["AttentionNumbers", "Latent", "ModelNumbers", "Rest", "grid"]
+__all__ = ["AttentionNumbers", "Latent", "ModelNumbers", "Relative", "Rest", "grid"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,31 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Relative:
+    """Disentangled attention: queries and keys also meet a table of relative positions.
+
+    Attributes:
+        span: largest distance; the table has two rows for each.
+        clipped: only as many distances are used as the sequence is long.
+        products: how many products with the table are added to the scores (content to position, position to content).
+        projections: weights that the table is multiplied by, once per forward pass whatever the batch.
+        per_head: of those, parameters that belong to one head alone; 0 where W_Q and W_K are used again.
+
+    Source: He et al. 2021, DeBERTa, section 3.1.
+    """
+
+    span: int
+    clipped: bool
+    products: int
+    projections: int
+    per_head: int = 0
+
+    def rows(self, length: int) -> int:
+        """Rows of the table that a sequence of ``length`` meets."""
+        return 2 * (min(self.span, length) if self.clipped else self.span)
+
+
+@dataclass(frozen=True)
 class AttentionNumbers:
     """One attention computation (a *site*) and the weights that it reads (its *block*).
 
@@ -47,6 +72,7 @@ class AttentionNumbers:
         qk_norm: ``"head"`` normalises queries and keys per head (2 d_k weights), ``"layer"`` over
             all heads at once (H d_k + G d_k weights).
         latent: keys and values come from a latent, or None.
+        relative: products with a table of relative positions, or None.
         cached: whether its keys and values are kept while decoding.
         shares_cache: it reads the cache of an earlier layer and keeps none of its own.
         stack, kind, layer, name: how people call it.
@@ -68,6 +94,7 @@ class AttentionNumbers:
     biases: tuple[bool, bool, bool, bool] = (False, False, False, False)
     qk_norm: str | None = None
     latent: Latent | None = None
+    relative: Relative | None = None
     cached: bool = True
     shares_cache: bool = False
     stack: str = "decoder"
@@ -158,6 +185,7 @@ class ModelNumbers:
         rest: what the model has beside attention.
         dtype: of the weights, as torch names it, or None.
         source: length of the encoder's input where it is fixed (Whisper: 1,500), or None.
+        vision: positions of an image where its tower fixes them (ViT-base: 197), or None.
         input_rms: root mean square of what the attention layers read, where it was measured.
         init_std: standard deviation with which weights are drawn, where the config says so.
         notes: what a reader must know about how the numbers were found.
@@ -168,6 +196,7 @@ class ModelNumbers:
     rest: Rest = field(default_factory=Rest)
     dtype: str | None = None
     source: int | None = None
+    vision: int | None = None
     input_rms: float | None = None
     init_std: float | None = None
     notes: tuple[str, ...] = ()

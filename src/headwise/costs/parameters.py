@@ -62,7 +62,7 @@ def block_parameters(site: AttentionNumbers) -> BlockParameters:
     heads, groups, d_k, d_v = site.query_heads, site.kv_heads, site.d_k, site.d_v
     bias_q, bias_k, bias_v, bias_o = site.biases
     norms = {None: 0, "head": 2 * d_k, "layer": (heads + groups) * d_k}[site.qk_norm] if heads else 0
-    query_side = d_k * (site.d_model + bias_q) + d_v * site.written
+    query_side = d_k * (site.d_model + bias_q) + d_v * site.written + (site.relative.per_head if site.relative else 0)
     key_side = d_k * (site.width + bias_k) + d_v * (site.width + bias_v)
     if site.qk_norm == "layer":
         query_side, key_side = query_side + d_k, key_side + d_k

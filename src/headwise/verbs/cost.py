@@ -18,6 +18,7 @@ from headwise.models import Model, as_model
 from headwise.verbs.bandwidth import measure_bandwidth
 from headwise.verbs.cost_config import skeleton, skeleton_of_config
 from headwise.verbs.cost_model import keeps_cache, numbers_of
+from headwise.verbs.cost_positions import in_code_of_its_own
 from headwise.verbs.input_scale import input_rms
 
 __all__ = ["cost", "numbers", "sweep"]
@@ -119,16 +120,16 @@ def numbers(model_or_config: Any, *, revision: str | None = None, trust_remote_c
     if isinstance(given, ModelNumbers):
         return given
     if isinstance(given, PreTrainedConfig):
-        return numbers_of(skeleton_of_config(given), _name(given))
+        return _of_shapes(skeleton_of_config(given), _name(given))
     if isinstance(given, str | Path):
         module, notes = skeleton(given, revision=revision, trust_remote_code=trust_remote_code)
-        read = numbers_of(module, str(given))
+        read = _of_shapes(module, str(given))
         return replace(read, notes=(*read.notes, *notes))
     if isinstance(given, Model):
         return _of_model(given)
     if isinstance(given, nn.Module):
         if any(weight.is_meta for weight in given.parameters()):
-            return numbers_of(given)
+            return _of_shapes(given)
         return _of_model(as_model(given))
     if isinstance(given, Mapping):
         raise InputError("a config was given as a mapping; give a transformers config, or the folder of config.json")
@@ -136,6 +137,12 @@ def numbers(model_or_config: Any, *, revision: str | None = None, trust_remote_c
         "model_or_config must be a path, a hub id, a transformers config, a model or ModelNumbers, "
         f"not {type(given).__name__}"
     )
+
+
+def _of_shapes(module: nn.Module, name: str | None = None) -> ModelNumbers:
+    """A model without weights in memory: nothing can run, so what shapes do not tell is said."""
+    read = numbers_of(module, name)
+    return replace(read, notes=(*read.notes, *in_code_of_its_own(module, read.attention)))
 
 
 def _name(config: Any) -> str:

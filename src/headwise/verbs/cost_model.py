@@ -12,6 +12,7 @@ from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.families import field_of, is_cross, stack_of
 from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful, nearest_config
+from headwise.verbs.cost_positions import choosing_keys, masked_above, vision_positions
 from headwise.verbs.cost_shape import read_shape
 
 __all__ = ["numbers_of"]
@@ -42,7 +43,7 @@ def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
         )
     sites, said = _windows(_repeated([_site(root, one) for one in found], config), config)
     rest, notes = _rest(root, found, sites)
-    notes += said + _stateful(root)
+    notes += said + _stateful(root) + choosing_keys(root)
     weights = next((weight.dtype for weight in root.parameters() if weight.is_floating_point()), None)
     return ModelNumbers(
         name=name or getattr(config, "name_or_path", "") or kind,
@@ -52,6 +53,7 @@ def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
             weights if weights is not None and not _on_meta(root) else getattr(config, "dtype", None) or weights
         ),
         source=_source(config),
+        vision=vision_positions(root, sites),
         init_std=_number(config, "initializer_range"),
         notes=tuple(notes),
     )
@@ -71,7 +73,7 @@ def _dtype(dtype: Any) -> str | None:
 def _site(root: nn.Module, found: Found) -> AttentionNumbers:
     numbers = read_shape(found)
     kind = "cross" if is_cross(found.path, {}) or bool(getattr(found.module, "is_cross_attention", False)) else "self"
-    causal = _causal(found) and kind == "self"
+    causal = kind == "self" and (_causal(found) or masked_above(root, found.path))
     stack = stack_of(root, found.path, causal or kind == "cross")
     return replace(
         numbers,

@@ -7,11 +7,11 @@ the module says of itself.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
 
-from headwise.costs import AttentionNumbers, Latent, block_parameters
+from headwise.costs import AttentionNumbers, Latent, Relative, block_parameters
 from headwise.errors import ModelError, UnsupportedError
 from headwise.verbs.cost_attention import Found, is_matrix, widths
 
@@ -19,6 +19,8 @@ __all__ = ["read_shape"]
 
 #: Names of the projections of latent attention.
 LATENT: Final = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+#: Names of the projections that only a table of relative positions goes through.
+TABLES: Final = ("pos_key_proj", "pos_query_proj", "pos_proj", "pos_q_proj")
 QUERY_NORMS: Final = ("q_norm", "q_layernorm", "query_layernorm", "norm_q", "query_norm", "q_layer_norm")
 KEY_NORMS: Final = ("k_norm", "k_layernorm", "key_layernorm", "norm_k", "key_norm", "k_layer_norm")
 #: A norm of the residual stream that some families keep inside the attention module.
@@ -174,9 +176,11 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
     known = {id(part) for part in (*found.separate.values(), found.fused, found.output) if part is not None}
     if numbers.latent is not None:
         known |= {id(children.get(name)) for name in LATENT}
+    relative, tables = _relative(found)
+    known |= {id(table) for table in tables}
     further = (part for part in found.module.modules() if is_matrix(part) and id(part) not in known)
     matrices = sum(width_in * width_out for width_in, width_out in map(widths, further))
-    numbers = replace(numbers, matrices=numbers.matrices + matrices)
+    numbers = replace(numbers, matrices=numbers.matrices + matrices, relative=relative)
     others = _owned(found) - block_parameters(numbers).total
     if others < 0:
         raise UnsupportedError(
@@ -185,6 +189,27 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
             f"key-value heads of width {numbers.d_k} would have ({block_parameters(numbers).total})"
         )
     return replace(numbers, others=others)
+
+
+def _relative(found: Found) -> tuple[Relative | None, list[nn.Module]]:
+    """Products with a table of relative positions (DeBERTa), and the matrices that only the table goes through."""
+    module: Any = found.module
+    kinds = [kind for kind in ("c2p", "p2c") if kind in (getattr(module, "pos_att_type", None) or ())]
+    if getattr(module, "relative_attention", False) is not True or not kinds:
+        return None, []
+    tables = [child for name, child in module.named_children() if name in TABLES and is_matrix(child)]
+    span: Any = getattr(module, "pos_ebd_size", None)
+    clipped = span is None
+    weights = list(map(widths, tables or [found.separate[part] for part in "qk" if part in found.separate]))
+    heads = _stated(found, HEADS) or 1
+    own = sum((widths(table)[0] + _bias(table)) * widths(table)[1] // heads for table in tables)
+    return Relative(
+        span=int(module.max_relative_positions if clipped else span),
+        clipped=clipped,
+        products=len(kinds),
+        projections=sum(width_in * width_out for width_in, width_out in weights),
+        per_head=own,
+    ), tables
 
 
 def _owned(found: Found) -> int:

@@ -70,7 +70,7 @@ def _plain_stack(root: nn.Module, path: str) -> str | None:
 
 
 def stack_of(root: nn.Module, path: str, causal: bool) -> str:
-    """``"encoder"``, ``"decoder"``, ``"vision"`` or ``"audio"``.
+    """``"encoder"`` (of text that is only read), ``"decoder"``, ``"vision"`` or ``"audio"``.
 
     A word of the path decides (vision, audio); in an encoder-decoder model the words encoder and decoder; in a model of
     one stack what it reads (``main_input_name``, or patches where there is no vocabulary), and for text whether it
@@ -91,7 +91,7 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
         if two and word in ("encoder", "decoder"):
             return word
         if word in _TEXT:
-            return "decoder" if causal else "encoder"
+            return "decoder" if causal and not _only_reads(nearest_config(root, path)) else "encoder"
     main = str(getattr(root, "main_input_name", "input_ids"))
     if main.startswith("pixel"):
         return "decoder" if "decoder" in words and "encoder" not in words else "vision"
@@ -103,4 +103,9 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
             return "vision"
         if hasattr(nearest, "num_mel_bins"):
             return "audio"
-    return "decoder" if causal else "encoder"
+    return "decoder" if causal and not _only_reads(nearest_config(root, path)) else "encoder"
+
+
+def _only_reads(config: Any) -> bool:
+    """Whether a causal text part never writes: the text tower of CLIP, which keeps no keys and values."""
+    return getattr(config, "base_config_key", "") == "text_config" and not hasattr(config, "use_cache")

@@ -19,6 +19,7 @@ from headwise.models import AttentionCall, Model
 from headwise.trace import Progress, run
 from headwise.verbs.forecast import Bar
 from headwise.verbs.prepared import Prepared, Source, prepare
+from headwise.verbs.seeding import check_seed
 
 __all__ = ["statistics"]
 
@@ -73,6 +74,7 @@ def statistics(
     if isinstance(skip_first, bool) or not isinstance(skip_first, int) or skip_first < 0:
         raise InputError(f"skip_first must be a whole number of rows, at least 0, and is {skip_first!r}")
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
+    check_seed(seed)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
     observer = CovarianceObserver(skip_first)
     said = None

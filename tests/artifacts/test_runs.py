@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headwise import artifacts
+from headwise import artifacts, saved
 from headwise.artifacts import _runs
 from headwise.errors import RunError
 from headwise.heads import HeadTable
@@ -129,6 +130,34 @@ def test_overwrite_replaces_a_finished_run(tmp_path: Path) -> None:
     assert HeadTable.load(folder) == OTHER
     assert os.listdir(tmp_path) == ["run"]
     assert not (folder / "report.html").exists()  # nothing of the old run is left
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a finished run"])
+def test_an_interrupt_while_the_old_run_is_cleared_away_knows_that_the_new_one_is_there(
+    there: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    folder = tmp_path / "run"
+    if there == "an empty folder":
+        folder.mkdir()
+    elif there == "a finished run":
+        write(folder, TABLE)
+    saved.forget()
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write(folder, TABLE, overwrite=True)
+    assert saved.so_far() == (str(folder),)
+    assert artifacts.read_run(folder)
+
+
+def test_a_pipe_named_run_json_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "run.json")
+    with pytest.raises(RunError, match=r"is not a headwise run \(it holds run.json\)"):
+        artifacts.check_folder(tmp_path / "run", overwrite=True)
 
 
 def test_a_damaged_or_newer_run_can_be_overwritten(tmp_path: Path) -> None:

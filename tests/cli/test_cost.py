@@ -182,8 +182,6 @@ REFUSED = {
         "1",
     ],
     "d_model 100 is not a multiple of heads 12": ["--d-model", "100", "--heads", "12", "--layers", "1"],
-    "dtype 'fp7' is not known; did you mean": [*LLAMA[1:], "--dtype", "fp7"],
-    "there is no sweep over 'head'; did you mean 'heads'?": [*LLAMA[1:], "--sweep", "head"],
     "has no causal decoder": [*LLAMA[1:], "--encoder", "--phase", "decode"],
     "there is no such folder": ["./nowhere"],
     "a plot is written to .png, .svg, .pdf": [*LLAMA[1:], "--sweep", "heads", "--plot", "x.gif"],
@@ -200,6 +198,27 @@ def test_refusals(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in captured.err
     assert captured.err.splitlines()[-1].startswith("headwise: ")
     assert captured.out == ""
+
+
+MISNAMED = {
+    "Invalid value for '--dtype': dtype 'fp7' is not known; did you mean": ["--dtype", "fp7"],
+    "Invalid value for '--cache-dtype': dtype 'foo' is not known; known are float64": ["--cache-dtype", "foo"],
+    "Invalid value for '--sweep': there is no sweep over 'head'; did you mean 'heads'?": ["--sweep", "head"],
+}
+
+
+@pytest.mark.parametrize("words", MISNAMED)
+def test_a_name_that_is_not_known_is_wrong_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LLAMA, *MISNAMED[words]]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("option", ["--input-rms", "--init-std"])
+def test_a_spread_that_overflows(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LLAMA, "--sweep", "heads", option, "1e300"]) == 1
+    assert "is too large to be squared; give less" in capsys.readouterr().err
 
 
 def test_a_plot_without_matplotlib(

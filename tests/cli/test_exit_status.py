@@ -137,6 +137,9 @@ USAGE = {
     "not a number": ["scan", "m", "--sentence", "a", "--limit", "x"],
     "not positive": ["scan", "m", "--sentence", "a", "--batch-size", "0"],
     "dtype": ["scan", "m", "--sentence", "a", "--dtype", "int8"],
+    "backend": ["scan", "m", "--sentence", "a", "--backend", "nope"],
+    "seed of no machine word": ["scan", "m", "--sentence", "a", "--seed", "9" * 30],
+    "seed of the lab": ["lab", "worked-split", "--seed", "9" * 30],
 }
 
 
@@ -243,6 +246,37 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
         *program("import time; print('ready', flush=True); time.sleep(0.5); raise SystemExit(7)"),
     ]
     assert interrupt(command, "ready").returncode == 7
+
+
+def test_ctrl_c_after_the_run_was_put_in_its_place_says_so() -> None:
+    body = """
+    import time
+    from headwise import saved
+    saved.note("runs/book")
+    print("ready", flush=True)
+    time.sleep(30)
+    """
+    done = interrupt(program(body), "ready")
+    assert (done.returncode, done.stderr) == (130, "headwise: interrupted; runs/book had been saved\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    """A stream that was closed is as good as /dev/null, and no file of the run takes its number."""
+    command = f"{sys.executable} -m headwise cost --d-model 64 --heads 4 --layers 2 {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path)
+    shown = ">&-" not in closed.split()
+    said = "headwise: stdout is closed, so results are not shown\n" if closed == ">&-" else ""
+    assert (done.returncode, done.stderr) == (0, said)
+    assert ("d_model 64" in done.stdout) is shown
+
+
+def test_a_name_that_is_no_utf_8_is_shown_with_escapes(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    done = subprocess.run([*ENTRIES["module"], "report", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("headwise: ")
+    assert "caf\\udce9" in done.stderr
 
 
 def test_a_closed_pipe_is_quiet() -> None:

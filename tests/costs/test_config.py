@@ -130,6 +130,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 BROKEN = {
     "is not valid JSON": lambda path: write(path, "{"),
+    "is not valid JSON (Exceeds the limit": lambda path: write(path, '{"foo": %s}' % ("9" * 5000)),
     "holds a JSON list": lambda path: write(path, "[]"),
     "has no config.json; it has weights.bin": lambda path: ((path / "weights.bin").write_bytes(b"") and path) or path,
     "has no model_type": lambda path: write(path, "{}"),

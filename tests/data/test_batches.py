@@ -162,7 +162,20 @@ def test_thing_that_is_no_tokenizer() -> None:
 def test_text_for_a_model_without_tokenizer() -> None:
     said = refusal(StandIn(None, tokenizer_note="there are no tokenizer files in x"), ["a"])
     assert "this model has no tokenizer (there are no tokenizer files in x)" in said
-    assert "input_ids" in said
+    assert 'a line such as {"input_ids": [3, 1, 4]} per passage, named .jsonl' in said
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_half_a_character_is_refused_by_its_place(window: int | None) -> None:
+    """A lone surrogate: no tokenizer takes it, and tokenizers say so in words of their own."""
+    said = refusal(StandIn(), as_passages(["fine", "a \ud800 b"], window=window))
+    assert "passage 1 (counted from 0)" in said
+    assert "holds the lone surrogate \\ud800 at character 3, which is half of a character" in said
+
+
+def test_sizes_beyond_machine_words_are_no_limits() -> None:
+    (batch,) = batches(StandIn(), ["ab", "cd"], batch_size=10**30, limit=10**30, max_length=10**30)
+    assert batch.tokens == 4
 
 
 def test_text_for_a_model_of_sound() -> None:

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from headwise.data import Passages, as_passages, read_passages
+from headwise.data import Passages, as_passages, read_inputs, read_passages
 from headwise.errors import DataError, InputError
 
 Write = Callable[..., Path]
@@ -186,6 +187,9 @@ def test_empty_file(write: Write, name: str) -> None:
         (b"PAR1 and so on", "a parquet file; name it .parquet"),
         ("one\ntwo".encode("utf-16"), "is UTF-16"),
         ("one\ntwo".encode("utf-16-le"), "is UTF-16"),
+        ("one\ntwo".encode("utf-32"), "is UTF-32"),
+        ("one\ntwo".encode("utf-32-be"), "is UTF-32"),
+        ("one\ntwo!".encode("utf-32-le"), "is UTF-32"),
         ("ein\nschön\n".encode("latin-1"), "line 2 is not UTF-8 (byte 0xf6 at column 4)"),
     ],
 )
@@ -225,10 +229,23 @@ def test_suffixes_that_are_no_text(write: Write, name: str, rule: str) -> None:
         ('{"input_ids": [1]}', "input_ids are given as ready inputs"),
         ("{}", "it has no fields"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"text": %s}' % ("9" * 5000), "line 2 holds a number with too many digits to be read"),
     ],
 )
 def test_jsonl_lines_that_are_none(write: Write, line: str, rule: str) -> None:
     assert rule in refusal(write("a.jsonl", '{"text": "one"}\n' + line + "\n"))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.safetensors"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    opener = read_inputs if name == "a.safetensors" else read_passages
+    with pytest.raises(DataError, match="is a pipe or a device, and files are read more than once; save it"):
+        opener(tmp_path / name)
+
+
+def test_a_limit_beyond_machine_words_is_no_limit(write: Write) -> None:
+    assert len(list(read_passages(write("a.txt", "one\ntwo\n"), limit=10**30))) == 2
 
 
 def test_a_json_document_named_jsonl(write: Write) -> None:

@@ -111,6 +111,18 @@ def test_lines_that_are_none(lines: Lines, row: dict[str, Any], rule: str) -> No
     assert rule in said
 
 
+@pytest.mark.parametrize("name", ["use_cache", "past_key_values", "output_attentions"])
+def test_settings_are_no_inputs(name: str) -> None:
+    said = refusal([{"input_ids": torch.ones(1, 3, dtype=torch.int64), name: torch.ones(1)}])
+    assert f"{name!r} says how the model runs, and headwise sets it itself; leave it out" in said
+
+
+def test_a_number_of_thousands_of_digits(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"input_ids": [1, %s]}' % ("9" * 5000))
+    assert "line 1 holds a number with too many digits" in refusal(path)
+
+
 def test_names_that_the_model_does_not_take(lines: Lines) -> None:
     rules = {"accepts": frozenset({"input_ids", "attention_mask"})}
     said = refusal(lines({"input_ids": [1], "token_type_ids": [0]}), to=model(**rules))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -119,12 +120,32 @@ def test_config_one_folder_down(copy: Copy, tmp_path: Path) -> None:
         ('{"hidden_size": 3}', "has no model_type"),
         ("\xff\xfe", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
+        ('{"foo": %s}' % ("9" * 5000), "is not valid JSON (Exceeds the limit (4300 digits)"),
     ],
 )
 def test_config_that_is_none(copy: Copy, text: str, rule: str) -> None:
     folder = copy("bert")
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     assert rule in refusal(folder)
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(copy: Copy) -> None:
+    folder = copy("bert")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    assert "config.json is a pipe or a device, not a file; give a folder of regular files" in refusal(folder)
+
+
+@pytest.mark.parametrize("length", ["many", [1], {}, True])
+def test_a_tokenizer_whose_longest_length_is_no_number(copy: Copy, length: object) -> None:
+    folder = copy("bert")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": length}))
+    model = load(folder)
+    assert model.tokenizer is None
+    assert f"model_max_length in tokenizer_config.json is {length!r}, and a number is needed" in str(
+        model.tokenizer_note
+    )
 
 
 def test_unknown_model_type(copy: Copy) -> None:

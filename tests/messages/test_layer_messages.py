@@ -302,6 +302,15 @@ TABLE: list[Row] = [
         ShapeError,
         "gates must be a tensor of shape (heads,) = (2,) or (batch, heads) = (2, 2), but a list was given.",
     ),
+    *(
+        (
+            lambda kind=kind: layer()(X, gates=torch.ones(2, dtype=kind)),
+            ShapeError,
+            f"gates must be floating point, but {kind} was given: 0.0 switches a head off, 1.0 leaves it as it is. "
+            "Convert them with gates.float().",
+        )
+        for kind in (torch.bool, torch.complex64, torch.int64)
+    ),
     (
         lambda: layer()(X, key_padding=PADDING.long()),
         ShapeError,
@@ -436,6 +445,21 @@ TABLE: list[Row] = [
         lambda: cache().crop(-1),
         InputError,
         "crop takes a number of at least 0, but -1 was given. Use drop=1 to drop the end.",
+    ),
+    (
+        lambda: cache().crop(1.5),
+        InputError,
+        "keep must be a whole number of tokens, but 1.5 was given.",
+    ),
+    (
+        lambda: cache().crop(drop=float("nan")),
+        InputError,
+        "drop must be a whole number of tokens, but nan was given.",
+    ),
+    (
+        lambda: cache().crop(True),
+        InputError,
+        "keep must be a whole number of tokens, but True was given.",
     ),
     (
         lambda: turned().crop(2),

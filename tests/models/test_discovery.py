@@ -322,7 +322,9 @@ def test_a_model_is_probed_once(tiny_bert: nn.Module, ids: Tensor) -> None:
 
 def test_an_example_that_does_not_run(tiny_bert: nn.Module) -> None:
     with pytest.raises(
-        InputError, match=r"does not run on the example \(input_ids \(1, 2\)\): IndexError.*give example="
+        InputError,
+        match=r"does not run on the example \(input_ids \(1, 2\)\): IndexError.*give the keyword arguments of a small "
+        r"forward pass that it runs on \(example= in Python, --inputs FILE on the command line\)",
     ):
         discover(tiny_bert, {"input_ids": torch.tensor([[3, 31]])})
 

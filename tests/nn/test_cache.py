@@ -271,6 +271,29 @@ def test_any_history_of_pushes_and_crops_equals_the_sequence_itself(option, step
             assert cache.length == x.shape[1]
 
 
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("drop", [1, 2, 3])
+def test_a_ring_that_had_turned_goes_on_after_a_crop(window, padded, drop):
+    """Cropped to fewer tokens than it has slots, the ring still begins behind what it had overwritten."""
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(6, 2, window=window, dtype=torch.float64).eval()
+    x = torch.randn(2, window + 3 + drop, 6, dtype=torch.float64)
+    real = torch.ones(2, x.shape[1], dtype=torch.bool)
+    real[0, :1] = not padded
+    cache = layer.new_cache(2, None, spare=3)
+    with torch.no_grad():
+        layer(x[:, :-1], cache=cache, update=True, key_padding=real[:, :-1] if padded else None)
+        cache.crop(drop=drop)
+        for new in (1, 2):
+            x, real = x[:, : cache.length], real[:, : cache.length]
+            more = torch.randn(2, new, 6, dtype=torch.float64)
+            x = torch.cat((x, more), dim=1)
+            real = torch.cat((real, torch.ones(2, new, dtype=torch.bool)), dim=1)
+            out = layer(more, cache=cache, update=True)
+            assert_close(out, layer(x, causal=True, key_padding=real)[:, -new:])
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_greedy_decoding_with_the_cache_equals_no_cache(options, padded):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from headwise import saved
 from headwise.artifacts._documents import HEADS_FORMAT, RUN_FORMAT, encode_document, read_document
 from headwise.errors import RunError
 
@@ -132,9 +133,11 @@ def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
 
 def _is_run(file: Path) -> bool:
     """Whether a file says that it is a run, of whatever version and in whatever state."""
+    if not file.is_file():  # opening a pipe would wait for a writer
+        return False
     try:
         with open(file, "rb") as stream:
-            return file.is_file() and f'"{RUN_FORMAT}"'.encode() in stream.read(2**24)
+            return f'"{RUN_FORMAT}"'.encode() in stream.read(2**24)
     except OSError:
         return False
 
@@ -219,10 +222,12 @@ def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
         _check_existing(path, said, overwrite)  # again: another run may have finished meanwhile
     if new.parent == path:
         _fill(new, path)
+        saved.note(said)
     elif not path.exists():
         os.rename(new, path)
+        saved.note(said)
     else:
-        _exchange(new, path)
+        _exchange(new, path, said)
 
 
 def _fill(new: Path, path: Path) -> None:
@@ -240,7 +245,7 @@ def _fill(new: Path, path: Path) -> None:
         raise
 
 
-def _exchange(new: Path, path: Path) -> None:
+def _exchange(new: Path, path: Path, said: Path) -> None:
     """Put the new folder in the place of the old one, which goes."""
     old = _set_aside(path)
     try:
@@ -250,4 +255,5 @@ def _exchange(new: Path, path: Path) -> None:
         if not path.exists():
             os.rename(old, path)
         raise
+    saved.note(said)
     shutil.rmtree(old, ignore_errors=True)

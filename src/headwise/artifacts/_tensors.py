@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from headwise import saved
 from headwise.artifacts import _json
 from headwise.artifacts._documents import check_document, encode_document, replace_file
 from headwise.errors import RunError
@@ -41,7 +42,9 @@ def write_tensors(path: str | Path, document: Mapping[str, Any], arrays: Mapping
         if array.dtype.name not in _KINDS:
             raise RunError(f"array {name!r} is {array.dtype.name}; a file of arrays holds {', '.join(_KINDS)}")
     text = encode_document(document).decode("ascii")
-    return replace_file(file, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {_KEY: text}))
+    replace_file(file, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {_KEY: text}))
+    saved.note(file)
+    return file
 
 
 def read_tensors(path: str | Path, format: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

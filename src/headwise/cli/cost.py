@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,31 @@ def _option(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _dtype(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from headwise.costs import dtype_name
+
+    return _usage(ctx, param, value, dtype_name)
+
+
+def _known_sweep(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from headwise.costs import check_sweep
+
+    _usage(ctx, param, value, check_sweep)
+    return value
+
+
+def _usage(
+    ctx: click.Context, param: click.Parameter, value: str | None, check: Callable[[str], str | None]
+) -> str | None:
+    """What ``check`` makes of an option's value; a name that it does not know is wrong usage."""
+    from headwise.errors import InputError
+
+    try:
+        return None if value is None else check(value)
+    except InputError as error:
+        raise click.BadParameter(str(error), ctx=ctx, param=param) from None
+
+
 @click.command("cost", short_help="What heads cost: parameters, FLOPs, cache bytes.", no_args_is_help=True)
 @click.argument("model", metavar="[MODEL|CONFIG]", required=False)
 @click.option("--batch", type=POSITIVE, default=1, show_default=True, help="Sequences.")
@@ -117,8 +143,8 @@ def _option(name: str) -> str:
 @click.option(
     "--source", type=POSITIVE, help="Tokens on the encoder's side.  [default: as the model fixes it, or --context]"
 )
-@click.option("--dtype", help="Of weights and activations.  [default: the model's own, or bfloat16]")
-@click.option("--cache-dtype", help="Of the key-value cache.  [default: --dtype]")
+@click.option("--dtype", callback=_dtype, help="Of weights and activations.  [default: the model's own, or bfloat16]")
+@click.option("--cache-dtype", callback=_dtype, help="Of the key-value cache.  [default: --dtype]")
 @click.option("--phase", type=click.Choice(["both", "prefill", "decode"]), default="both", show_default=True)
 @click.option(
     "--bandwidth",
@@ -127,7 +153,12 @@ def _option(name: str) -> str:
     help="Of memory, as 50GB/s, or measure: the least time of a decode step.",
 )
 @click.option("--per-layer", is_flag=True, help="List every attention layer.")
-@click.option("--sweep", metavar="WHAT", help="heads, kv-heads or context: what changes along it, and what does not.")
+@click.option(
+    "--sweep",
+    callback=_known_sweep,
+    metavar="WHAT",
+    help="heads, kv-heads or context: what changes along it, and what does not.",
+)
 @click.option("--contexts", type=Contexts(), metavar="N,N,...", help="Lengths of --sweep context.")
 @click.option(
     "--input-rms",

@@ -24,7 +24,7 @@ __all__ = ["command"]
 @click.option("--list", "listing", is_flag=True, help="List the experiments with their claims; run nothing.")
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**31 - 1),
     default=0,
     show_default=True,
     help="Where the random numbers of every experiment start.",

@@ -15,6 +15,8 @@ from __future__ import annotations
 import signal
 import sys
 
+from headwise import saved
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +61,8 @@ class _Interrupt:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``headwise`` with ``arguments`` (default: those of the process); return the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
+    saved.forget()
     with _Interrupt() as interrupt:
         try:
             return _answer(arguments)
@@ -70,6 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if interrupt.came:
                 return _interrupted()
             raise
+
+
+def _open_closed_streams() -> None:
+    """Put nothing in the place of a standard stream that was closed (``>&-``), before a file takes its number."""
+    import os
+
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8", errors="backslashreplace"))
+            if name == "stdout" and sys.stderr is not None:
+                print("headwise: stdout is closed, so results are not shown", file=sys.stderr)
 
 
 def _answer(arguments: list[str]) -> int:
@@ -93,8 +109,10 @@ def _answer(arguments: list[str]) -> int:
 def _interrupted() -> int:
     from contextlib import suppress
 
+    there = saved.so_far()
+    what = f"{', '.join(there)} had been saved" if there else "nothing was saved"
     with suppress(OSError, ValueError):
-        print("headwise: interrupted; nothing was saved", file=sys.stderr, flush=True)
+        print(f"headwise: interrupted; {what}", file=sys.stderr, flush=True)
     return INTERRUPTED
 
 

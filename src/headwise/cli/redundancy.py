@@ -65,4 +65,4 @@ def command(settings: Settings, /, **options: Any) -> None:
     console = sink.console()
     console.print(redundancy_page(found, at), crop=False)
     if path is not None:
-        print(f"file: {path}", file=sink.stdout)
+        sink.line(f"file: {path}")

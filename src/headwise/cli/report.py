@@ -32,4 +32,4 @@ def command(settings: Settings, /, **options: Any) -> None:
     if sink.json:
         sink.document({"report": str(page)})
     else:
-        print(page, file=sink.stdout)
+        sink.line(str(page))

@@ -37,6 +37,7 @@ def check(options: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} is about a file of text: it needs --text FILE.")
     if options["overwrite"] and options["output"] is None:
         raise click.UsageError("--overwrite needs -o RUN, the folder that may be replaced.")
+    _check_backend(options.get("backend"))
     window, max_length = options["window"], options["max_length"]
     if window is not None and max_length is not None and window > max_length:
         raise click.UsageError(
@@ -45,6 +46,15 @@ def check(options: dict[str, Any]) -> None:
     for sentence in options["sentence"]:
         if not sentence.strip():
             raise click.UsageError("--sentence is empty.")
+
+
+def _check_backend(name: str | None) -> None:
+    if name is None:
+        return
+    from headwise.kernels import backends
+
+    if name not in backends():
+        raise click.BadParameter(f"{name!r} is none of {', '.join(backends())}.", param_hint="'--backend'")
 
 
 @click.command("scan", short_help="Measure every head of a model on a text.", no_args_is_help=True)
@@ -84,7 +94,7 @@ def check(options: dict[str, Any]) -> None:
 @click.option("--batch-size", type=POSITIVE, metavar="PASSAGES", help="Passages in one forward pass.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:1, mps ...  [default: cpu]")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Run the model in this dtype.  [default: that of its weights]")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of whatever is random.  [default: 0]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Seed of whatever is random.  [default: 0]")
 @click.option("--backend", metavar="NAME", help="Force one way of computing attention.  [default: the best that can]")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
 @click.option("--allow-pickle", is_flag=True, help="Load a checkpoint that exists only as a pickle (weights only).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -70,6 +71,8 @@ class Sink:
         """A console on stdout: colour on a terminal (unless NO_COLOR is set), plain text elsewhere."""
         from rich.console import Console
 
+        if isinstance(self.stdout, io.TextIOWrapper):  # a name that is no UTF-8 is shown with escapes
+            self.stdout.reconfigure(errors="backslashreplace")
         width = None if self.stdout.isatty() else plain_width
         return Console(file=self.stdout, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
@@ -80,6 +83,14 @@ class Sink:
             print(text, file=self.stdout)
         except UnicodeEncodeError:
             print(json.dumps(_plain(document), allow_nan=False, indent=2), file=self.stdout)
+
+    def line(self, text: str) -> None:
+        """Print one line; what the stream cannot hold is shown with escapes."""
+        try:
+            print(text, file=self.stdout)
+        except UnicodeEncodeError:
+            encoding = self.stdout.encoding or "utf-8"
+            print(text.encode(encoding, "backslashreplace").decode(encoding), file=self.stdout)
 
     def note(self, text: str) -> None:
         """Say something once on stderr."""

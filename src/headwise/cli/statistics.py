@@ -57,4 +57,4 @@ def command(settings: Settings, /, **options: Any) -> None:
         sink.document({"file": str(path), "sites": len(found), "rows": rows, "loss": found.loss})
         return
     with_gradients = f", gradients of {found.loss}" if found.loss else ""
-    print(f"{len(found)} layers, {max(rows, default=0):,} rows{with_gradients}: {path}", file=sink.stdout)
+    sink.line(f"{len(found)} layers, {max(rows, default=0):,} rows{with_gradients}: {path}")

@@ -22,5 +22,6 @@ from headwise.costs.parameters import block_parameters as block_parameters
 from headwise.costs.spread import logit_spread as logit_spread
 from headwise.costs.sweep import SWEEPS as SWEEPS
 from headwise.costs.sweep import Sweep as Sweep
+from headwise.costs.sweep import check_sweep as check_sweep
 from headwise.costs.sweep import sweep as sweep
 from headwise.costs.traffic import Traffic as Traffic

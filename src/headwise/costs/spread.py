@@ -23,7 +23,7 @@ def logit_spread(d_model: int, d_k: int, *, input_rms: float, init_std: float, s
         scaled: with the factor 1 / sqrt(d_k).
 
     Raises:
-        InputError: a number is not positive.
+        InputError: a number is not positive, or the spread overflows.
 
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4.
 
@@ -34,5 +34,8 @@ def logit_spread(d_model: int, d_k: int, *, input_rms: float, init_std: float, s
     for name, value in (("d_model", d_model), ("d_k", d_k), ("input_rms", input_rms), ("init_std", init_std)):
         if not 0 < value < math.inf:
             raise InputError(f"{name} must be a positive number, got {value!r}")
-    variance = d_model * (init_std * input_rms) ** 2
+    product = init_std * input_rms
+    variance = d_model * product * product
+    if not math.isfinite(variance):
+        raise InputError(f"init_std {init_std!r} times input_rms {input_rms!r} is too large to be squared; give less")
     return variance * (1.0 if scaled else math.sqrt(d_k))

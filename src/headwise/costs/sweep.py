@@ -14,9 +14,21 @@ from headwise.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SWEEPS", "Column", "Sweep", "sweep"]
+__all__ = ["SWEEPS", "Column", "Sweep", "check_sweep", "sweep"]
 
 SWEEPS: Final = ("heads", "kv-heads", "context")
+
+
+def check_sweep(over: str) -> None:
+    """Refuse a name that is no sweep.
+
+    Raises:
+        InputError: with the nearest name.
+    """
+    if over not in SWEEPS:
+        near = get_close_matches(over, SWEEPS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(SWEEPS)}"
+        raise InputError(f"there is no sweep over {over!r}; {hint}")
 
 
 @dataclass(frozen=True)
@@ -152,10 +164,7 @@ def sweep(
         >>> table.column("heads"), len(set(table.column("parameters")))
         ([1, 2, 4, 8, 16, 32, 64], 1)
     """
-    if over not in SWEEPS:
-        near = get_close_matches(over, SWEEPS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(SWEEPS)}"
-        raise InputError(f"there is no sweep over {over!r}; {hint}")
+    check_sweep(over)
     if contexts is not None and over != "context":
         raise InputError(f"contexts belong to a sweep over 'context', not over {over!r}")
     if over == "heads":

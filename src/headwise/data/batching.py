@@ -8,6 +8,7 @@ where the model takes them, and refused where it would number them wrongly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, islice
@@ -94,7 +95,8 @@ def batches(
     if padding_side not in ("right", "left", "tokenizer"):
         raise InputError(f"padding_side must be right, left or tokenizer, and is {padding_side!r}")
     side = getattr(model.tokenizer, "padding_side", "right") if padding_side == "tokenizer" else padding_side
-    plan = _Plan(model.input_rules, batch_size, max_length, side == "left")
+    # Larger than any source is the same as no limit, and islice counts in machine words.
+    plan = _Plan(model.input_rules, min(batch_size, sys.maxsize // _BUCKET), max_length, side == "left")
     if plan.left:
         check.left_padding(plan.rules)
     found = _opened(source)
@@ -107,7 +109,7 @@ def batches(
 
 
 def _least(*limits: int | None) -> int | None:
-    return min((one for one in limits if one is not None), default=None)
+    return min((min(one, sys.maxsize) for one in limits if one is not None), default=None)
 
 
 def _opened(source: Any) -> Passages | ReadyInputs:
@@ -144,6 +146,8 @@ def _from_text(passages: Passages, encoder: Encoder, plan: _Plan, limit: int | N
 
 def _rows(passages: Iterator[Passage], encoder: Encoder, plan: _Plan, facts: Facts) -> Iterator[Row]:
     for index, passage in enumerate(passages):
+        for text in filter(None, (passage.text, passage.target)):
+            check.whole_characters(text, passage.where)
         encoded = encoder.encode(passage.text) if passage.text.strip() else None
         if encoded is None or encoded.tokens == 0:
             facts.skipped_passages += 1
@@ -169,7 +173,7 @@ def _windows(passages: Iterator[Passage], window: int, encoder: Encoder, plan: _
     for document in _documents(passages):
         first = next(document)
         found = False
-        texts = (piece.text for piece in chain([first], document))
+        texts = map(_whole, chain([first], document))
         for part, encoded in enumerate(encoder.windows(texts, window)):
             found = True
             row = _row(next(index), f"{first.where}, window {part}", encoded, encoder, plan, facts)
@@ -178,6 +182,11 @@ def _windows(passages: Iterator[Passage], window: int, encoder: Encoder, plan: _
                 facts.decoder = _SAID[False]
             yield row
         facts.skipped_passages += not found
+
+
+def _whole(piece: Passage) -> str:
+    check.whole_characters(piece.text, piece.where)
+    return piece.text
 
 
 def _documents(passages: Iterator[Passage]) -> Iterator[Iterator[Passage]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from torch import Tensor
 
 from headwise.data.rules import InputRules, TakesInput
 from headwise.errors import DataError, InputError
 
-__all__ = ["ids_in_vocabulary", "left_padding", "length", "names_accepted", "takes_text"]
+__all__ = ["ids_in_vocabulary", "left_padding", "length", "names_accepted", "takes_text", "whole_characters"]
 
 
 def takes_text(model: TakesInput) -> None:
@@ -25,9 +26,21 @@ def takes_text(model: TakesInput) -> None:
         why = getattr(model, "tokenizer_note", None)
         raise DataError(
             f"text was given, and this model has no tokenizer{f' ({why})' if why else ''}; give token ids: a "
-            ".jsonl file with "
-            f"input_ids (--inputs, or read_inputs), or a tokenizer in Python (wrap(module, tokenizer))"
+            'file with a line such as {"input_ids": [3, 1, 4]} per passage, named .jsonl (--inputs, or read_inputs), '
+            "or a tokenizer in Python (wrap(module, tokenizer))"
         )
+
+
+def whole_characters(text: str, where: str) -> None:
+    """Refuse half of a surrogate pair, which is no character and which no tokenizer takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        bad = text[error.start]
+        raise DataError(
+            f"{where}: holds the lone surrogate \\u{ord(bad):04x} at character {error.start + 1}, which is half of a "
+            "character (or a byte that is not UTF-8); write the whole character, or take it out"
+        ) from None
 
 
 def left_padding(rules: InputRules) -> None:
@@ -44,9 +57,17 @@ def left_padding(rules: InputRules) -> None:
         )
 
 
+#: What says how a model is to run, and is no data: headwise sets it itself.
+_SETTINGS: Final = frozenset(
+    {"use_cache", "cache", "past_key_values", "output_attentions", "output_hidden_states", "return_dict"}
+)
+
+
 def names_accepted(names: Collection[str], rules: InputRules, where: str) -> None:
-    """Refuse input names that the model's forward does not have."""
+    """Refuse input names that the model's forward does not have, or that are settings and no data."""
     for name in names:
+        if name in _SETTINGS:
+            raise DataError(f"{where}: {name!r} says how the model runs, and headwise sets it itself; leave it out")
         if not rules.takes(name):
             accepted = ", ".join(sorted(rules.accepts or ()))
             raise DataError(f"{where}: the model takes no input named {name!r}; it takes {accepted}")

@@ -34,6 +34,7 @@ _MAGIC: Final = (
     (b"RIFF", "audio or video"),
 )
 _UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+_UTF32: Final = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")
 _BROKEN: Final = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 
 
@@ -52,12 +53,16 @@ def check_file(path: str | Path) -> Path:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the path") from None
     if path.is_dir():
         raise DataError(f"{path}: is a folder, and one file is needed; name a file in it{_inside(path)}")
+    if not path.is_file():
+        raise DataError(
+            f"{path}: is a pipe or a device, and files are read more than once; save it to a file and give that"
+        )
     try:
         with path.open("rb"):
             pass
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
-    if size == 0 and path.is_file():
+    if size == 0:
         raise DataError(f"{path}: is empty (0 bytes); give a file with text in it")
     return path
 
@@ -154,10 +159,24 @@ def _decode(path: Path, number: int, piece: bytes) -> str:
         ) from None
 
 
+def _one_in_four(head: bytes) -> bool:
+    """Whether each group of four bytes holds one character of ASCII and three zeros, in one order."""
+    return any(
+        head[at::4].isascii()
+        and 0 not in head[at::4]
+        and not any(head[3 - at :: 4])
+        and not any(head[1::4])
+        and not any(head[2::4])
+        for at in (0, 3)
+    )
+
+
 def _refuse_binary(path: Path, head: bytes) -> None:
     for magic, what in _MAGIC:
         if head.startswith(magic):
             raise DataError(f"{path}: is binary data, {what}; give a UTF-8 text file")
+    if head.startswith(_UTF32) or (len(head) >= 8 and len(head) % 4 == 0 and _one_in_four(head)):
+        raise DataError(f"{path}: is UTF-32, and UTF-8 is needed; convert it with `iconv -f UTF-32 -t UTF-8`")
     if head.startswith(_UTF16) or (len(head) >= 4 and head[1::2].count(0) > len(head) // 4):
         raise DataError(f"{path}: is UTF-16, and UTF-8 is needed; convert it with `iconv -f UTF-16 -t UTF-8`")
     if b"\x00" in head:

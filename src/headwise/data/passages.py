@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -77,7 +78,8 @@ class Passages:
 
     def __iter__(self) -> Iterator[Passage]:
         found = self.open()
-        return found if self.window is not None else islice(found, self.limit)
+        limit = None if self.limit is None else min(self.limit, sys.maxsize)
+        return found if self.window is not None else islice(found, limit)
 
 
 def read_passages(

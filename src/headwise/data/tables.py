@@ -46,6 +46,10 @@ def json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             ) from None
         except RecursionError:
             raise DataError(f"{path}: line {number} is JSON nested too deeply to be read") from None
+        except ValueError:
+            raise DataError(
+                f"{path}: line {number} holds a number with too many digits to be read; write numbers that fit 64 bits"
+            ) from None
         if not isinstance(value, dict):
             raise DataError(
                 f'{path}: line {number} is a JSON {_kind(value)}, and an object such as {{"text": "..."}} is needed'

@@ -44,8 +44,8 @@ def run(name: str, *, seed: int = 0, size: str = "full") -> Outcome:
         >>> run("worked-split", size="small").verdict.value
         'holds'
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed must be a whole number >= 0, got {seed!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise InputError(f"seed must be a whole number from 0 to {2**31 - 1}, got {seed!r}")
     if size not in SIZES:
         raise InputError(f"size must be one of {', '.join(SIZES)}; got {size!r}")
     return judge(definition(name), seed=seed, size=size)

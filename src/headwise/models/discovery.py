@@ -94,7 +94,8 @@ def _plain(root: nn.Module, tries: list[dict[str, Any]], *, given: bool) -> tupl
     whose = "the example" if given else "the input that headwise made for it"
     raise InputError(
         f"{type(root).__name__} does not run on {whose} ({names}): {type(failure).__name__}: {failure}; "
-        "give example= the keyword arguments of a small forward pass"
+        "give the keyword arguments of a small forward pass that it runs on (example= in Python, --inputs FILE on the "
+        "command line)"
     ) from failure
 
 
@@ -154,7 +155,7 @@ def _probe(
     if not probe.records:
         raise UnsupportedError(
             f"{type(root).__name__}: none of its {len(probe.static)} attention modules was called on the example; "
-            "give an example= that reaches them"
+            "give an input that reaches them (example= in Python, --inputs FILE on the command line)"
         )
     _compare(probe, plain, outputs)
     with_padding = padded(root, inputs)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from headwise import artifacts
+from headwise import artifacts, saved
 from headwise.errors import InputError, RunError, UnsupportedError
 from headwise.models.card import model_card
 from headwise.models.cut_modules import cut_of
@@ -198,13 +198,16 @@ def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
     _check_target(path, said, overwrite)  # again: something may have come there meanwhile
     if not path.exists():
         os.rename(new, path)
+        saved.note(said)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.headwise-old-", dir=path.parent))
     os.rename(path, old / path.name)
     try:
         os.rename(new, path)
+        saved.note(said)
     except BaseException:
-        os.rename(old / path.name, path)
+        if not path.exists():
+            os.rename(old / path.name, path)
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)

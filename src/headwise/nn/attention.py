@@ -102,6 +102,7 @@ class MultiHeadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Make the layer with fresh weights; the class says what each argument means and refuses."""
         super().__init__()
         turned = rotary is not None and rotary is not False
         o = resolve(

@@ -169,12 +169,15 @@ class KVCache:
         More than there is means all of it: ``crop(5)`` of 3 keeps 3, ``crop(drop=5)`` of 3 keeps none.
 
         Raises:
-            InputError: both or neither given, a negative number, or keys that the ring has overwritten.
+            InputError: both or neither given, no whole number, a negative one, or keys that the ring has overwritten.
         """
         if (keep is None) == (drop is None):
             raise InputError("crop takes keep (tokens to keep from the start) or drop (tokens to drop at the end).")
         asked = keep if keep is not None else drop
         assert asked is not None
+        if isinstance(asked, bool) or not isinstance(asked, int):
+            name = "keep" if keep is not None else "drop"
+            raise InputError(f"{name} must be a whole number of tokens, but {asked!r} was given.")
         if asked < 0:
             raise InputError(
                 f"crop takes a number of at least 0, but {asked} was given. Use drop={-asked} to drop the end."
@@ -270,9 +273,11 @@ class KVCache:
         turns = length > self.slots  # the new keys would overwrite old ones, or do not fit
         if write and not tracked and not turns:
             self._write(k, v)
-            first = 0 if window is None else max(length - new - window + 1, 0)
+            # A ring that was cropped starts behind what it had overwritten.
+            first = self._oldest if window is None else max(length - new - window + 1, self._oldest)
             k, v = self.keys[:, :, first:length], self.values[:, :, first:length]
-            return Seen(k, v, None if real is None else real[:, first:], first, True, length, new, written=True)
+            real = None if real is None else real[:, real.shape[1] - k.shape[2] :]
+            return Seen(k, v, real, first, True, length, new, written=True)
         if write and not tracked and new == 1 and not ordered:
             self._write(k, v)
             return Seen(self.keys, self.values, self._turned(real, length, window), 0, False, length, 1, written=True)

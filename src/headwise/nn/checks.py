@@ -78,6 +78,11 @@ def _check_gates(gates: Tensor, batch: int, n_heads: int) -> None:
             f"gates must be a tensor of shape (heads,) = ({n_heads},) or (batch, heads) = ({batch}, {n_heads}), but "
             f"{came} was given."
         )
+    if not gates.is_floating_point():
+        raise ShapeError(
+            f"gates must be floating point, but {gates.dtype} was given: 0.0 switches a head off, 1.0 leaves it as it "
+            "is. Convert them with gates.float()."
+        )
 
 
 def _check_positions(name: str, positions: Tensor, batch: int, tokens: int) -> None:

@@ -30,7 +30,7 @@ def write_report(run_folder: str | Path) -> Path:
     """
     run = artifacts.read_run(run_folder)
     page = render_report(run.run, HeadTable.from_document(run.heads))
-    return artifacts.replace_file(run.folder / artifacts.REPORT_FILE, page.encode("utf-8"))
+    return artifacts.replace_file(run.folder / artifacts.REPORT_FILE, page.encode("utf-8", "backslashreplace"))
 
 
 def render_report(run: dict[str, Any], table: HeadTable) -> str:

@@ -155,9 +155,9 @@ def _read(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder}: has no config.json; it has {names}")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ModelError(
-            f"{file}: is not valid JSON ({error}); restore the file that the model was saved with"
+            f"{file}: is not valid JSON ({str(error).partition(';')[0]}); restore the file that was saved"
         ) from None
     if not isinstance(raw, dict):
         raise ModelError(f"{file}: holds a JSON {type(raw).__name__}, and an object with model_type is needed")

@@ -31,6 +31,7 @@ from headwise.trace import Progress, run
 from headwise.verbs.forecast import Bar
 from headwise.verbs.prepared import Prepared, Source, prepare
 from headwise.verbs.scan import ScanResult
+from headwise.verbs.seeding import check_seed
 
 __all__ = ["METHODS", "importance", "importance_run"]
 
@@ -109,6 +110,7 @@ def importance_run(
         RunError: ``output`` cannot be written.
     """
     started = time.monotonic()
+    check_seed(seed)
     methods = _methods(method)
     if per not in ("example", "token"):
         raise InputError(f"per must be 'example' or 'token', not {per!r}")

@@ -15,6 +15,7 @@ from headwise.models import Model
 from headwise.trace import run
 from headwise.verbs.forecast import Bar
 from headwise.verbs.prepared import Source, prepare
+from headwise.verbs.seeding import check_seed
 
 __all__ = ["redundancy"]
 
@@ -69,6 +70,7 @@ def redundancy(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError(f"{name} must be a whole number of at least 1, and is {value!r}")
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
+    check_seed(seed)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
     layout = ready.model.layout
     covariance = CovarianceObserver()

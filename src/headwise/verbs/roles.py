@@ -32,6 +32,7 @@ from headwise.models import Model
 from headwise.trace import run
 from headwise.verbs.forecast import Bar
 from headwise.verbs.prepared import Prepared, Source, prepare
+from headwise.verbs.seeding import check_seed
 
 __all__ = ["RolesResult", "roles", "roles_run"]
 
@@ -131,6 +132,7 @@ def roles_run(
         RunError: ``output`` is there already, or cannot be written.
     """
     started = time.monotonic()
+    check_seed(seed)
     _check_output(output, overwrite)
     if isinstance(replicates, bool) or not isinstance(replicates, int) or replicates < 1:
         raise InputError(f"replicates must be a whole number of at least 1, and is {replicates!r}")

@@ -21,6 +21,7 @@ from headwise.reports import write_report
 from headwise.trace import run
 from headwise.verbs.facts import BackendLog, facts_of
 from headwise.verbs.forecast import Bar, Forecast
+from headwise.verbs.seeding import check_seed
 from headwise.verbs.sources import look_through, source_of
 
 __all__ = ["ScanResult", "scan", "scan_run"]
@@ -114,6 +115,7 @@ def scan_run(
         RunError: ``output`` cannot be written, or holds a finished run.
     """
     started = time.monotonic()
+    check_seed(seed)
     taken = resolve(measures)
     if output is not None:
         check_folder(output, overwrite=overwrite)

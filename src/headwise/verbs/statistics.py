@@ -19,6 +19,7 @@ from headwise.models import AttentionCall, Model
 from headwise.trace import Progress, run
 from headwise.verbs.forecast import Bar
 from headwise.verbs.prepared import Prepared, Source, prepare
+from headwise.verbs.seeding import check_seed
 
 __all__ = ["check_skip", "gather", "statistics"]
 
@@ -72,6 +73,7 @@ def statistics(
     """
     check_skip(skip_first)
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
+    check_seed(seed)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
     return gather(ready, ready.data, skip_first, gradients=gradients, loss=loss, seed=seed)
 

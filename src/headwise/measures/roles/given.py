@@ -88,6 +88,8 @@ def read_pairs(path: str | Path, name: str | None = None, *, kind: Literal["self
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{where}: is not JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: cannot be read as JSON ({str(error).partition(';')[0]})") from None
         if not isinstance(row, Mapping) or not isinstance(row.get("pairs"), list):
             raise DataError(f'{where}: must be an object with "pairs", a list of [query, key]')
         pairs.append(row["pairs"])

@@ -75,6 +75,9 @@ def load_tokenizer(path: Path, *, gguf: str | None, trust_remote_code: bool) -> 
         )
     except FAILURES as error:
         return Companion(None, f"the tokenizer files cannot be used: {_first_sentence(error)}")
+    longest = getattr(found, "model_max_length", None)
+    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float)):
+        return Companion(None, f"model_max_length in tokenizer_config.json is {longest!r}, and a number is needed")
     if not _knows_words(found):
         return Companion(None, f"{type(found).__name__} found no vocabulary in {path}")
     return Companion(found)

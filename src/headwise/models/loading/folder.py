@@ -72,6 +72,11 @@ def inspect(path: Path, *, allow_pickle: bool) -> Folder:
         names = sorted(child.name for child in path.iterdir())
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
+    odd = next(
+        (child.name for child in path.iterdir() if child.exists() and not (child.is_file() or child.is_dir())), None
+    )
+    if odd is not None:
+        raise ModelError(f"{path}: {odd} is a pipe or a device, not a file; give a folder of regular files")
     if not names:
         raise ModelError(f"{path}: the folder is empty; give a folder with config.json and weights")
     _refuse_adapter(path, names)
@@ -118,7 +123,7 @@ def _refuse_adapter(path: Path, names: list[str]) -> None:
     try:
         found = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
         base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError):
+    except (ValueError, RecursionError, OSError):
         base = None
     of = f" of {base}" if base else ""
     raise UnsupportedError(
@@ -130,9 +135,9 @@ def _refuse_adapter(path: Path, names: list[str]) -> None:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise ModelError(
-            f"{path}: is not valid JSON ({error}); restore the file that the model was saved with"
+            f"{path}: is not valid JSON ({str(error).partition(';')[0]}); restore the file that was saved"
         ) from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None

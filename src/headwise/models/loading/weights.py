@@ -51,8 +51,10 @@ def _shards(index: Path) -> dict[Path, list[str] | None]:
         found = json.loads(index.read_text(encoding="utf-8"))
         by_name = found["weight_map"]
         pairs = [(str(name), str(file)) for name, file in by_name.items()]
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{index}: is not valid JSON ({error}); fetch or save the checkpoint again") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{index}: is not valid JSON ({str(error).partition(';')[0]}); fetch or save the checkpoint again"
+        ) from None
     except (KeyError, TypeError, AttributeError):
         raise ModelError(
             f"{index}: has no weight_map from tensors to files; fetch or save the checkpoint again"

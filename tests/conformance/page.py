@@ -21,8 +21,8 @@ _REST = (
     (
         "as set",
         "Measured, but without a second opinion",
-        "Transformers' own eager attention gives other numbers for these than the implementation that they are set "
-        "to, or numbers that are not finite, so there is nothing to compare with. What is measured is what they "
+        "Neither transformers' own eager attention nor torch's fused attention written out gives the numbers of the "
+        "implementation that these are set to, so there is nothing to compare with. What is measured is what they "
         "compute as set; every call is compared with the model's own attention function when the heads are found.",
     ),
     (
@@ -75,7 +75,8 @@ def page_of(verdicts: Sequence[Verdict]) -> str:
             "*Exactly* means: the number of visible keys of every row is that of the weights which the model itself "
             "computes with eager attention in float64, and the row's entropy and largest weight agree with theirs to "
             "1e-4 absolute beside 1e-4 relative (where the model's own float32 is further off than that, with its "
-            "float32 to 1e-5); and a gate on the last head of every kind of attention gives the output of the model "
+            "float32 to 1e-5; where a row without a visible key is something else to eager attention than to torch's "
+            "fused attention, with the fused attention written out); and a gate on the last head of every kind of attention gives the output of the model "
             "whose output projection has zeros for that head, to 2e-5 of the largest output.",
             "",
             "A model that is not listed, or is written in plain torch, is judged when its heads are found: every "

@@ -58,6 +58,11 @@ def test_a_wrong_measurement_would_be_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert judge("gemma2").verdict == "WRONG"
 
 
+def test_a_weight_that_float32_rounds_to_zero_is_that_of_a_visible_key() -> None:
+    """CPM-Ant's smallest weights are 1e-85: its softmax in float64 sees every key, its softmax in float32 does not."""
+    assert judge("cpmant").verdict == "exact"
+
+
 @pytest.mark.slow
 def test_every_type_and_the_page_that_says_so() -> None:
     """At least 250 types exactly, none wrongly; docs/models.md is what came out."""

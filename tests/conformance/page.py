@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 import transformers
 from judging import Verdict
+from pruning import Pruned
+from pruning_page import COLUMNS, by_type, cells, section
 
 __all__ = ["page_of"]
 
@@ -44,8 +46,9 @@ _REST = (
 )
 
 
-def page_of(verdicts: Sequence[Verdict]) -> str:
+def page_of(verdicts: Sequence[Verdict], pruned: Sequence[Pruned] = ()) -> str:
     """The page as Markdown; the same bytes for the same verdicts."""
+    cut = by_type(pruned)
     counts = Counter(verdict.verdict for verdict in verdicts)
     exact = [verdict for verdict in verdicts if verdict.verdict == "exact"]
     return "\n".join(
@@ -92,9 +95,13 @@ def page_of(verdicts: Sequence[Verdict]) -> str:
             "`hw.wrap(model).layout.uncovered` names them.",
             "",
             *_table(
-                ("model type", "attention layers of the small model", "seen through", "masks", "gate", "elsewhere"),
-                map(_row, exact),
+                (
+                    *("model type", "attention layers of the small model", "seen through", "masks", "gate"),
+                    *("elsewhere", *COLUMNS),
+                ),
+                [(*_row(verdict), *cells(cut.get(verdict.model_type))) for verdict in exact],
             ),
+            *section(pruned),
             *[line for part in _REST for line in _section(verdicts, *part)],
             "",
         ]

@@ -23,6 +23,8 @@ from headwise.surgery.watching import Calls, place_of, replaced_inputs
 
 __all__ = ["BlockCut", "cut_block", "planned_cuts"]
 
+#: How many guesses about what has an axis of heads are taken back one at a time.
+_MOST: Final = 8
 #: Words in the name of a norm of queries, keys or values.
 _OF_HEADS: Final = ("q_", "k_", "v_", "query", "key", "value", "qk")
 
@@ -48,9 +50,11 @@ class BlockCut:
 
     @property
     def trials(self) -> tuple[tuple[Slice, ...], ...]:
-        """What may have to be cut beside the projections, the likeliest first."""
-        found = ((*self.extras, *self.rows), self.extras, self.rows, ())
-        return tuple(dict.fromkeys(found))
+        """What may have to be cut beside the projections, the likeliest first: all, all but one, one kind, nothing."""
+        every = (*self.extras, *self.rows)
+        found = [every, self.extras, self.rows]
+        found += [tuple(one for one in every if one is not other) for other in every[:_MOST]]
+        return tuple(dict.fromkeys((*found, ())))
 
 
 def planned_cuts(
@@ -66,7 +70,8 @@ def planned_cuts(
     if swapped is not None:
         raise UnsupportedError(
             f"{swapped}: the model put a {type(root.get_submodule(swapped)).__name__} there while it ran, in the place "
-            "of the module that its class builds, and would do so again; a cut would be lost"
+            "of the module that its class builds, and would do so again; a cut would be lost. Load it with a config "
+            "that says what it runs as (BigBird: attention_type='original_full')"
         )
     cuts = []
     for path, block in blocks.items():

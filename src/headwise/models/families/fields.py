@@ -50,6 +50,6 @@ def field_of(config: Any, *names: str, kind: type | tuple[type, ...] = object) -
             if isinstance(value, kind) and (kind is object or not isinstance(value, bool))
         ]
         if values:
-            numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-            return max(values) if numbers else values[0]
+            numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+            return max(numbers) if len(numbers) == len(values) else values[0]
     return None

@@ -69,14 +69,16 @@ def _blocks(record: SurgeryRecord) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column("block", overflow="fold")
+    longest = max((len(one.module) for one in record.blocks), default=0)
+    table.add_column("block", no_wrap=True, overflow="fold", min_width=longest)
+    table.add_column("removed", overflow="fold", min_width=8)
     grouped = any(one.query_heads != one.kv_heads for one in record.blocks)
-    for name in ("removed", "heads", *(["kv heads"] if grouped else []), "parameters", "off by"):
-        table.add_column(name, justify="right")
+    for name in ("heads", *(["kv heads"] if grouped else []), "parameters", "off by"):
+        table.add_column(name, justify="right", no_wrap=True)
     worst = _worst(record)
     for one in record.blocks:
         counts = [one.query_heads, one.kv_heads] if grouped else [one.query_heads]
-        removed = ",".join(map(str, one.removed))
+        removed = " ".join(map(str, one.removed))
         cells = (f"{left} -> {right}" for left, right in counts)
         table.add_row(one.module, removed, *cells, f"-{one.parameters:,}", f"{worst[one.module]:.1e}")
     return table

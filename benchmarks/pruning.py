@@ -101,7 +101,7 @@ def run_minilm(asked: argparse.Namespace) -> None:
     found = compare(
         model, seen, held_out=unseen, criteria=asked.criteria.split(","), repairs=asked.repairs.split(","),
         at=[float(share) for share in asked.at.split(",")], batch_size=32,
-        asked=Asked(loss="fidelity_pooled", sample=asked.sample, width=asked.width),
+        asked=Asked(loss="fidelity_pooled", sample=asked.sample, width=asked.width, relative=not asked.plain),
     )  # fmt: skip
     show(found, asked.json)
 
@@ -149,7 +149,7 @@ def run_smollm2(asked: argparse.Namespace) -> None:
     seen = [one for name in domains for one in windows(model, TEXTS[name], 512, asked.windows // len(domains))]
     held = {name: windows(model, text, 512, 4, end=True) for name, text in TEXTS.items()}
     began = time.monotonic()
-    found = statistics(model, inputs=seen, skip_first=4, batch_size=1)
+    found = statistics(model, inputs=seen, relative=not asked.plain, skip_first=4 if asked.plain else 0, batch_size=1)
     CONSOLE.print(f"one pass over {asked.windows * 512:,} tokens: {time.monotonic() - began:.0f} s", highlight=False)
     blocks = list(model.layout.blocks)
     began = time.monotonic()
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--per-layer", type=int, default=1)
     parser.add_argument("--domains", default="novels")
     parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--plain", action="store_true", help="all rows count alike, the first four left out")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     asked.at = asked.at or ("0.1,0.2,0.3,0.4" if asked.what == "smollm2" else "0.2,0.4,0.6")

@@ -147,9 +147,10 @@ def test_statistics_instead_of_text(tmp_path: Path) -> None:
         hw.plan(ready("gpt2"), statistics=file, keep=0.5)
 
 
-def test_the_first_rows_of_causal_models_are_left_out() -> None:
-    assert hw.plan(ready("llama"), inputs=INPUTS, keep=0.9).statistics.skip_first == 4
-    assert hw.plan(ready("bert"), inputs=INPUTS, keep=0.9).statistics.skip_first == 0
+def test_rows_count_relative_to_the_residual_stream() -> None:
+    assert hw.plan(ready("llama"), inputs=INPUTS, keep=0.9).statistics.relative
+    plain = hw.plan(ready("llama"), inputs=INPUTS, keep=0.9, relative=False, skip_first=2).statistics
+    assert (plain.relative, plain.skip_first) == (False, 2)
 
 
 def test_budgets() -> None:

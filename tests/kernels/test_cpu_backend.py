@@ -58,6 +58,23 @@ def test_it_stands_back_where_gradients_of_plain_attention_are_wanted_and_runs_i
 
 
 @built
+@pytest.mark.parametrize("units", [False, True])
+def test_it_stands_back_where_torch_has_matrix_units_for_bfloat16_and_z_alone_is_wanted(units, monkeypatch):
+    monkeypatch.setattr("headwise.kernels.cpu._matrix_units", lambda: units)
+    x = torch.randn(1, 2, 33, 8).bfloat16()
+    plain = Problem(x, x, x, Visible(causal=True))
+    choice = run(plain).choice
+    assert choice.backend == ("sdpa" if units else "cpu")
+    if units:
+        assert "torch multiplies bfloat16 on this processor's matrix units (AMX)" in dict(choice.reasons)["cpu"]
+    assert run(plain, Wanted(rows=True)).choice.backend == "cpu"
+    assert run(plain, backend="cpu").choice.backend == "cpu"
+    assert choose(Problem(x[:, :, :1], x, x)).backend == "cpu"
+    assert choose(Problem(x.float(), x.float(), x.float())).backend == "cpu"
+    assert choose(Problem(x, x, x, Visible(causal=True), ScoreRule(softcap=2.0))).backend == "cpu"
+
+
+@built
 def test_gradients_equal_those_of_the_reference():
     q, k, v = (torch.randn(2, h, n, 5, requires_grad=True) for h, n in ((4, 23), (2, 29), (2, 29)))
     bias, sinks = torch.randn(1, 4, 1, 29, requires_grad=True), torch.randn(4, requires_grad=True)

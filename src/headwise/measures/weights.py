@@ -59,8 +59,11 @@ class HeadWeights:
         """L (H, D_v, R) in float32, R at most D_v, with ``|z L| = |z W_O|`` for every z: one small product per row."""
         if isinstance(self.o, str):
             return self.o
-        upper: Tensor = torch.linalg.qr(self.o.transpose(1, 2), mode="r").R
-        return upper.transpose(1, 2).float()
+        lower, wrong = torch.linalg.cholesky_ex(self.o @ self.o.transpose(1, 2))
+        if bool(wrong.any()):  # rows of some W_O depend on each other: a factor that needs no inverse
+            lower = torch.linalg.qr(self.o.transpose(1, 2), mode="r").R.transpose(1, 2)
+        factor: Tensor = lower.float()
+        return factor
 
     @cached_property
     def qk_spectrum(self) -> Tensor | str:

@@ -43,9 +43,9 @@ def section(found: Sequence[Pruned]) -> list[str]:
         "number in every layer, `l` all heads of a layer. *Exact* means: every layer equals the original's with those "
         "heads gated to 1e-5 of its largest output, the model as a whole equals the gated one, a process that never "
         "saw the original loads the saved folder and gives the same bits, and plain `from_pretrained` either gives the "
-        "same bits (*saved as* `stock`) or fails (`own`). *generates*: `=` where the tokens are those of the gated original with a "
-        "dynamic, a static (where the type takes one) and no cache. What is not exact is refused by name, the model "
-        "untouched.",
+        "same bits (*saved as* `stock`) or fails (`own`). *generates*: `=` where the tokens are those of the gated "
+        "original with a dynamic, a static (where the type takes one) and no cache. What is not exact is refused by "
+        "name, the model untouched.",
         "",
         "| what came out | types |",
         "| --- | --- |",

@@ -10,9 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pruning  # noqa: E402
-from pruning import Pruned, judge_pruning, verdict_of  # noqa: E402
-from pruning_page import cells, section  # noqa: E402
+import pruning
+from pruning import Pruned, judge_pruning, verdict_of
+from pruning_page import cells, section
 
 #: Twenty types: fused and separate projections, groups, sinks, relative positions, shared layers, windows, cross.
 SAMPLE = [

@@ -196,3 +196,37 @@ def test_a_saved_plan_and_a_plan_for_another_model(
     status, _, err = run(capsys, "prune", folder, *arguments, "-o", tmp_path / "wrong")
     assert status == 1
     assert "is not a headwise.plan document" in err
+
+
+def test_healed_and_timed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install headwise[heal]")
+    small = tmp_path / "small"
+    status, out, err = run(
+        capsys, "prune", folder, "--heads", "model.layers.1:1", "--inputs", folder / "inputs.jsonl", "-o", small,
+        "--heal", "3", "--heal-rate", "0.001", "--time",
+    )  # fmt: skip
+    assert status == 0, err
+    assert "healed: 3 steps, kl" in out
+    assert "time of a pass of 32 x 64 tokens here" in out
+    assert "time with the same heads gated" in out
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["small"]
+    status, out, err = run(capsys, "verify", folder, small, "--time")
+    assert status == 0, err
+    assert "trained after the cut, taken over as well" in out
+    assert "time of a pass" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--repair", "none", "--heal", "3"], "--heal learns from text"),
+        (["--text", "a.txt", "--heal-rate", "0.1"], "it needs --heal STEPS"),
+        (["--text", "a.txt", "--heal", "3", "--heal-rate", "2"], "--heal-rate"),
+    ],
+)
+def test_healing_that_cannot_be_meant(
+    arguments: list[str], words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(capsys, "prune", folder, "--heads", "model.layers.1:1", *arguments, "-o", tmp_path / "small")
+    assert status == 2
+    assert words in err

@@ -10,32 +10,35 @@ if TYPE_CHECKING:
     from headwise.cli.sink import Sink
     from headwise.models import Model
     from headwise.surgery import Proof, SurgeryRecord, Verification
+    from headwise.verbs.timing import Timing
 
 __all__ = ["tell_pruned", "tell_verified"]
 
 
-def tell_pruned(sink: Sink, small: Model, folder: Path) -> None:
-    """The record of a surgery, to stdout."""
+def tell_pruned(sink: Sink, small: Model, folder: Path, measured: Timing | None = None) -> None:
+    """The record of a surgery, and what it saves where that was measured, to stdout."""
     record = small.surgery
     assert record is not None
     files = sum(one.stat().st_size for one in folder.glob("*.safetensors"))
     if sink.json:
-        sink.document({"folder": str(folder), "file_bytes": files, "surgery": record.to_document()})
+        times = None if measured is None else measured.to_document()
+        sink.document({"folder": str(folder), "file_bytes": files, "surgery": record.to_document(), "timing": times})
         return
     console = sink.console()
     heads = sum(len(one.removed) for one in record.blocks)
     console.print(f"{counted(heads, 'head')} of {counted(len(record.blocks), 'block')} removed\n")
     console.print(_blocks(record), crop=False)
-    lines = [*_proof(record.proof), *_repair(record), *_saved(record, files), str(folder)]
+    lines = [*_proof(record.proof), *_repair(record), *_saved(record, files), *_timed(measured), str(folder)]
     print("\n".join(lines), file=sink.stdout)
 
 
-def tell_verified(sink: Sink, found: Verification) -> None:
+def tell_verified(sink: Sink, found: Verification, measured: Timing | None = None) -> None:
     """What a verification found, to stdout."""
     if not found.recorded:
         sink.note("note: the record of PRUNED does not name the weights of ORIGINAL; it was compared all the same")
     if sink.json:
-        sink.document(found.to_document())
+        times = {} if measured is None else {"timing": measured.to_document()}
+        sink.document({**found.to_document(), **times})
         return
     heads = sum(map(len, found.removed.values()))
     lines = [
@@ -43,9 +46,11 @@ def tell_verified(sink: Sink, found: Verification) -> None:
         f"{counted(found.unchanged, 'other weight')} the same bit for bit",
         *_proof(found.proof),
     ]
+    if found.healed:
+        lines.append(f"healed: {counted(found.healed, 'other weight')} trained after the cut, taken over as well")
     if found.repaired:
         lines.append(f"repaired: {counted(len(found.repaired), 'output projection')}, taken over into the comparison")
-    print("\n".join(lines), file=sink.stdout)
+    print("\n".join([*lines, *_timed(measured)]), file=sink.stdout)
 
 
 def counted(number: int, thing: str) -> str:
@@ -115,14 +120,33 @@ def _proof(proof: Proof) -> Sequence[str]:
 def _repair(record: SurgeryRecord) -> Sequence[str]:
     repair = record.repair
     layers = repair.get("layers", [])
+    heal = repair.get("heal")
+    trained = (
+        []
+        if heal is None
+        else [f"healed: {heal['steps']} steps, {heal['loss']} {heal['first']:.4g} -> {heal['last']:.4g}"]
+    )
     if not layers:
-        return ["repair: none"]
+        return ["repair: none", *trained]
     lost, left = (sum(one[name] for one in layers) / len(layers) for name in ("lost", "left"))
     rows = max(one["rows"] for one in layers)
     method = str(repair["method"]).replace("_", " ")
     return [
         f"repair: {method}, learned from {rows:,} rows; of a layer's output is lost {lost:.1%} without it, {left:.1%} "
-        "with it"
+        "with it",
+        *trained,
+    ]
+
+
+def _timed(measured: Timing | None) -> Sequence[str]:
+    if measured is None:
+        return []
+    before, after = (sum(getattr(one, name) for one in measured.layers) for name in ("before", "after"))
+    return [
+        f"time of a pass of {measured.batch} x {measured.length} tokens here ({counted(measured.threads, 'thread')}): "
+        f"{measured.before * 1e3:.1f} ms -> {measured.after * 1e3:.1f} ms, {measured.speedup:.2f} times as fast "
+        f"(attention layers that were cut {before * 1e3:.1f} -> {after * 1e3:.1f} ms)",
+        f"time with the same heads gated: {measured.gated * 1e3:.1f} ms",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,7 +39,8 @@ class Truth:
         inputs: the input.
         calls: what entered and left each layer that is to be cut.
         outputs: the model's outputs.
-        noise: how far its eager attention is from the one it is set to; None where there is only one.
+        noise: how far its eager attention is from the one it is set to; None where there is only one, or where the
+            two are not of one shape or not finite in the same places.
     """
 
     inputs: dict[str, Any]
@@ -71,7 +73,8 @@ def truth_of(
         with eager(root) as changed:
             if changed:
                 try:
-                    noise, _ = largest_difference(plain, tensors_of(run_model(root, copied(inputs))))
+                    found, _ = largest_difference(plain, tensors_of(run_model(root, copied(inputs))))
+                    noise = found if math.isfinite(found) else None  # infinite: eager attention is something else here
                 except MODEL_FAILURES:
                     noise = None
     silent = [path for path, seen in calls.outputs.items() if not seen]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.layout import Block
 from headwise.surgery.caches import copied
 
-__all__ = ["Calls", "gated_run", "place_of", "replaced_inputs"]
+__all__ = ["Calls", "gated_run", "gating", "place_of", "replaced_inputs"]
 
 
 @dataclass
@@ -56,6 +56,15 @@ def gated_run(
             calls.inputs[path] = []
             stack.callback(place.register_forward_pre_hook(_taking(calls.inputs[path]), with_kwargs=True).remove)
             _watch_output(root, block, calls, stack)
+        stack.enter_context(gating(root, blocks, removed))
+        yield
+
+
+@contextmanager
+def gating(root: nn.Module, blocks: Mapping[str, Block], removed: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Inside, ``root`` runs without what the removed heads of ``blocks`` put out."""
+    with ExitStack() as stack:
+        for path, block in blocks.items():
             output = root.get_submodule(block.o_path or "")
             columns = [head * block.d_v + at for head in removed[path] for at in range(block.d_v)]
             stack.callback(output.register_forward_pre_hook(_zeroing(columns)).remove)

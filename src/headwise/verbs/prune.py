@@ -12,10 +12,11 @@ from torch import nn
 from headwise.errors import InputError
 from headwise.measures.covariance import Statistics
 from headwise.models import Model
+from headwise.surgery import Healing, request_of
 from headwise.surgery import prune as cut
-from headwise.surgery import request_of
 from headwise.verbs.calibration import Calibration, calibrate
 from headwise.verbs.forecast import Bar
+from headwise.verbs.healing import healed
 from headwise.verbs.prepared import opened
 
 __all__ = ["prune"]
@@ -34,6 +35,7 @@ def prune(
     repair: str | None = None,
     statistics: str | Path | Statistics | None = None,
     ridge: float = 1e-3,
+    heal: int | Healing = 0,
     example: Mapping[str, Any] | None = None,
     field: str | None = None,
     target_field: str | None = None,
@@ -59,6 +61,8 @@ def prune(
             something to learn from (texts, inputs, statistics, or a plan that carries them), and is refused elsewhere.
         statistics: of this model, from :func:`headwise.statistics`, or the path of a saved file.
         ridge: of least squares: pull towards the weights that are there, as a part of the mean variance.
+        heal: train the pruned model for so many steps towards the original, on the same text; a
+            :class:`~headwise.surgery.Healing` says the rate, and a folder from which an interrupted run goes on.
         example: keyword arguments of a forward pass for the proof; default one made for the model.
         field, target_field, window, max_length, limit, batch_size, seed, progress, notice, loading: as for
             :func:`headwise.scan`.
@@ -80,19 +84,20 @@ def prune(
         >>> small.module.transformer.h[0].attn.num_heads, small.surgery.repair["method"]
         (2, 'least_squares')
     """
+    how = heal if isinstance(heal, Healing) else Healing(heal, seed=seed) if heal else None
+    if how is not None and texts is None and inputs is None:
+        raise InputError("healing needs text to learn from: give texts (--text FILE) or inputs")
     handle = opened(model, loading)
     request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration
-    reading = {
+    reading_of = {
         "field": field,
         "target_field": target_field,
         "window": window,
         "max_length": max_length,
         "limit": limit,
         "batch_size": batch_size,
-        "seed": seed,
-        "progress": progress,
-        "notice": notice,
     }
+    reading = {**reading_of, "seed": seed, "progress": progress, "notice": notice}
     found = _statistics(handle, plan, texts, inputs, weights, statistics, repair, reading)
     if repair is None and found is None:
         raise InputError(
@@ -107,6 +112,8 @@ def prune(
         small = replace(small, surgery=replace(small.surgery, repair=said))
     if notice is not None:
         _warn(small, notice)
+    if how is not None:
+        small = healed(small, handle, texts, inputs, how, reading=reading_of, progress=progress, notice=notice)
     return small
 
 

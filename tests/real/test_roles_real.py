@@ -34,9 +34,7 @@ def test_rxnmapper_maps_atoms_with_head_5() -> None:
     """Measured: head 5 has 0.81 to 0.87 in layers 2 to 11, head 2 up to 0.48, no other more than 0.10."""
     place = find("rxnmapper")
     gold = reactions(FETCHED / "rxnmapper" / "tests" / "test_mapper.py", place / "vocab.txt")
-    role = given_pairs(
-        "atom_mapping", [one.pairs for one in gold], candidates=[one.candidates for one in gold]
-    )
+    role = given_pairs("atom_mapping", [one.pairs for one in gold], candidates=[one.candidates for one in gold])
     table = hw.roles(hw.load(place, allow_pickle=True), inputs=[{"input_ids": one.ids} for one in gold], roles=role)
     found, has = shares(table, "atom_mapping"), assigned(table, "atom_mapping")
     assert table["atom_mapping"][0].rows == 99
@@ -87,7 +85,7 @@ def test_grammar_model_has_heads_for_relations() -> None:
 
 @pytest.mark.slow
 def test_smollm2_previous_sink_and_induction() -> None:
-    """Previous-token, sink and induction heads; induction in prose (one head) is confirmed on repeated random tokens."""
+    """Previous-token, sink and induction heads; that of induction in prose is confirmed on random tokens."""
     if not AUSTEN.is_file():
         pytest.skip(f"the text is not here: {AUSTEN}")
     place = find("smollm2")

@@ -7,7 +7,8 @@ in which they are stored, whose rounding would fill every null direction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from functools import cached_property
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -82,12 +83,23 @@ class WeightRank(WeightMeasure):
         return rank_of(values, self.kind, tolerance)
 
 
-class Scatter(NamedTuple):
+@dataclass(frozen=True)
+class Scatter:
     """Second moments of queries and keys: (H, D_k, D_k) sums over rows in float64, and the machine epsilon of q."""
 
     queries: Tensor
     keys: Tensor
     resolution: float
+
+    @cached_property
+    def spectrum(self) -> Tensor:
+        """Singular values of Q K^T over all rows of the data, (H, D_k), descending."""
+        root_HDR, failed = torch.linalg.cholesky_ex(self.queries)
+        if bool(failed.any()):  # queries that do not span the head's width
+            values, vectors = torch.linalg.eigh(self.queries)
+            root_HDR = vectors * values.clamp(min=0).sqrt()[:, None, :]
+        squares: Tensor = torch.linalg.eigvalsh(root_HDR.transpose(1, 2) @ self.keys @ root_HDR)
+        return squares.clamp(min=0).sqrt().flip(-1)
 
 
 @dataclass(frozen=True)
@@ -112,14 +124,6 @@ class ScoreSums(Sums[Scatter]):
         return Scatter(left.queries + right.queries, left.keys + right.keys, max(left.resolution, right.resolution))
 
 
-def score_spectrum(found: Scatter) -> Tensor:
-    """Singular values of Q K^T over all rows of the data, (H, D_k), descending."""
-    values, vectors = torch.linalg.eigh(found.queries)
-    root_HDR = vectors * values.clamp(min=0).sqrt()[:, None, :]
-    squares: Tensor = torch.linalg.eigvalsh(root_HDR.transpose(1, 2) @ found.keys @ root_HDR)
-    return squares.clamp(min=0).sqrt().flip(-1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScoreRank(PooledMeasure):
     """The rank of Q K^T, all queries of the data by all its keys, before scale, soft cap, bias and mask.
@@ -139,7 +143,7 @@ class ScoreRank(PooledMeasure):
     def __call__(self, state: Scatter) -> HeadValues:
         """(H,) ranks, at most d_k; NaN where there was no row."""
         tolerance = max(tolerance_for(state.resolution), 1e-7) if self.tolerance is None else self.tolerance
-        ranks = rank_of(score_spectrum(state), self.kind, tolerance)
+        ranks = rank_of(state.spectrum, self.kind, tolerance)
         return torch.where(state.queries.diagonal(dim1=1, dim2=2).sum(-1) > 0, ranks, torch.nan)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.measures.roles import planted, words
-from tests.measures.roles.planted import HEADS
 
 import headwise as hw
 from headwise.measures.roles import Criterion, Parse, syntax_roles
+from tests.measures.roles import planted, words
+from tests.measures.roles.planted import HEADS
 
 
 def test_each_planted_head_is_found_and_nothing_else() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from headwise.errors import InputError, UnsupportedError
 from headwise.kernels import Problem, Wanted, visible_at
 from headwise.layout import Site
 from headwise.measures.roles.blocks import group_sums
-from headwise.measures.roles.classes import class_sums
+from headwise.measures.roles.classes import class_sums, wanted_classes
 from headwise.measures.roles.plans import ClassPlan, GroupPlan, PairPlan, Plan, plan_of
 from headwise.measures.roles.reading import Passage, read_passages_of
 from headwise.measures.roles.role import Role
@@ -86,7 +87,8 @@ class RoleObserver:
                 self._asked.append((plan, None))
         if not self._asked:
             return None
-        return Wanted(rows=True, pairs=torch.cat(pairs) if pairs else None)
+        classes = wanted_classes([plan for plan, _ in self._asked if isinstance(plan, ClassPlan)])
+        return replace(classes, rows=True, pairs=torch.cat(pairs) if pairs else None)
 
     def _plan(self, role: Role, site: Site, problem: Problem, batch: Batch | None) -> Plan | None:
         if site in self.absent[role.name]:

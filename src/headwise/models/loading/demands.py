@@ -98,9 +98,7 @@ def _number(config: Any, *names: str) -> int | None:
 
 def _is_relative(config: Any) -> bool:
     """T5's buckets and ALiBi: any length runs as it was trained."""
-    return (
-        field_of(config, "relative_attention_num_buckets") is not None or field_of(config, "alibi") is True
-    )
+    return field_of(config, "relative_attention_num_buckets") is not None or field_of(config, "alibi") is True
 
 
 def _padding_id(config: Any) -> int:

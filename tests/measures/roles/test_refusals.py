@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.measures.roles import words
 
 import headwise as hw
 from headwise.errors import DataError, InputError
 from headwise.measures.roles import Role, given_pairs, monotonic, read_pairs
+from tests.measures.roles import words
 
 #: Two sentences of words that the small tokenizer knows.
 CONLLU = """\
@@ -43,7 +43,10 @@ def test_the_file_reads_and_gives_its_own_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["the cat sat", "a dog saw him"], ["texts[1] does not match", "sentence 1 (counted from 0)", "'him'", "'her'"]),
+        (
+            ["the cat sat", "a dog saw him"],
+            ["texts[1] does not match", "sentence 1 (counted from 0)", "'him'", "'her'"],
+        ),
         (["the cat sat"], ["the text has 1 passages and the CoNLL-U file 2", "passage 1 (counted from 0)"]),
         (["a dog saw her", "the cat sat"], ["texts[0] does not match", "differ at character 0"]),
     ],
@@ -59,7 +62,10 @@ def test_a_treebank_of_another_text(tmp_path: Path, texts: list[str], said: list
     ("change", "said"),
     [
         (("2\tcat", "2\tcow"), ["sentence 0 (counted from 0)", "do not spell its # text", "'cow sat'", "'cat sat'"]),
-        (("4\ther\t_\tPRON\t_\t_\t3", "4\ther\t_\tPRON\t_\t_\t9"), ["sentence 1 (counted from 0)", "word 4 (her)", "9"]),
+        (
+            ("4\ther\t_\tPRON\t_\t_\t3", "4\ther\t_\tPRON\t_\t_\t9"),
+            ["sentence 1 (counted from 0)", "word 4 (her)", "9"],
+        ),
         (("3\tsat\t_\tVERB\t_\t_\t0\troot\t_\t_", "3 sat"), ["is not CoNLL-U"]),
     ],
 )
@@ -108,12 +114,19 @@ def test_a_rule_that_names_what_is_not_there(pairs: Any, said: list[str]) -> Non
     assert hw.roles(model, TEXTS, roles="previous").roles == ("previous",)
 
 
-def test_candidates_that_do_not_fit() -> None:
-    for candidates, said in (([0, 99], "99"), ([2], "not among its candidates"), ([0, 1, 2], "may not see")):
-        role = Role("mine", lambda _: [(1, 0)] if candidates != [0, 1, 2] else [(1, 2)], lambda _, c=candidates: c)
-        with pytest.raises(InputError, match="texts") as caught:
-            hw.roles(words.gpt2(), TEXTS, roles=role)
-        assert said in str(caught.value)
+@pytest.mark.parametrize(
+    ("pair", "candidates", "said"),
+    [
+        ((1, 0), [0, 99], "99"),
+        ((1, 0), [2], "not among its candidates"),
+        ((1, 2), [0, 1, 2], "may not see"),
+    ],
+)
+def test_candidates_that_do_not_fit(pair: tuple[int, int], candidates: list[int], said: str) -> None:
+    role = Role("mine", lambda _: [pair], lambda _: candidates)
+    with pytest.raises(InputError, match="texts") as caught:
+        hw.roles(words.gpt2(), TEXTS, roles=role)
+    assert said in str(caught.value)
 
 
 def test_hidden_pairs_may_be_skipped() -> None:

@@ -35,13 +35,14 @@ MOST_PAIRS: Final = 8
 @dataclass(frozen=True)
 class PairPlan:
     """Pairs: keys and shuffled keys (S, B, Q) in the positions of the call, -1 for none; offsets (S, B, Q) and whether
-    a key is the passage's first (B, Q) for the baseline."""
+    a key is the passage's first (B, Q) for the baseline, whose counts are known once made."""
 
     role: Role
     keys: Tensor
     null: Tensor
     offsets: Tensor
     first: Tensor
+    known: dict[bytes, tuple[Counter[Baseline], int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

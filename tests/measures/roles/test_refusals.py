@@ -10,6 +10,7 @@ import pytest
 import headwise as hw
 from headwise.errors import DataError, InputError
 from headwise.measures.roles import Role, given_pairs, monotonic, read_pairs
+from headwise.verbs.roles import roles_run
 from tests.measures.roles import words
 
 #: Two sentences of words that the small tokenizer knows.
@@ -45,10 +46,10 @@ def test_the_file_reads_and_gives_its_own_text(tmp_path: Path) -> None:
     [
         (
             ["the cat sat", "a dog saw him"],
-            ["texts[1] does not match", "sentence 1 (counted from 0)", "'him'", "'her'"],
+            ["passage 1 (counted from 0) does not match", "sentence 1 (counted from 0)", "'im'", "'er'"],
         ),
         (["the cat sat"], ["the text has 1 passages and the CoNLL-U file 2", "passage 1 (counted from 0)"]),
-        (["a dog saw her", "the cat sat"], ["texts[0] does not match", "differ at character 0"]),
+        (["a dog saw her", "the cat sat"], ["does not match", "differ at character 0"]),
     ],
 )
 def test_a_treebank_of_another_text(tmp_path: Path, texts: list[str], said: list[str]) -> None:
@@ -61,7 +62,7 @@ def test_a_treebank_of_another_text(tmp_path: Path, texts: list[str], said: list
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("2\tcat", "2\tcow"), ["sentence 0 (counted from 0)", "do not spell its # text", "'cow sat'", "'cat sat'"]),
+        (("2\tcat", "2\tcow"), ["sentence 0 (counted from 0)", "do not spell its # text", "'ow sat'", "'at sat'"]),
         (
             ("4\ther\t_\tPRON\t_\t_\t3", "4\ther\t_\tPRON\t_\t_\t9"),
             ["sentence 1 (counted from 0)", "word 4 (her)", "9"],
@@ -94,13 +95,19 @@ def _rule(pairs: Any) -> Role:
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        ([(1, 0), (2, 7)], ["'mine'", "texts[1]", "the pair (2, 7) is out of range", "key 7", "3"]),
-        ([(-1, 0)], ["'mine'", "texts[1]", "the pair (-1, 0) is out of range", "query -1"]),
-        ([(1, 2)], ["'mine'", "texts[1]", "the pair (1, 2)", "may not see", "(causal)", "hidden='skip'"]),
-        ([(1, 0.5)], ["'mine'", "texts[1]", "0.5"]),
-        ([(1, 0, 0)], ["'mine'", "texts[1]", "(query, key) pairs"]),
-        ("nothing", ["'mine'", "texts[1]", "(query, key) pairs"]),
-        (7, ["'mine'", "texts[1]", "(query, key) pairs"]),
+        (
+            [(1, 0), (2, 7)],
+            ["'mine'", "passage 1 (counted", "the pair (2, 7) is out of range", "key 7", "positions 0 to 2"],
+        ),
+        ([(-1, 0)], ["'mine'", "passage 1 (counted from 0)", "the pair (-1, 0) is out of range", "query -1"]),
+        (
+            [(1, 2)],
+            ["'mine'", "passage 1 (counted", "the pair (1, 2)", "may not see", "(causal)", "hidden='skip'"],
+        ),
+        ([(1, 0.5)], ["'mine'", "passage 1 (counted from 0)", "0.5"]),
+        ([(1, 0, 0)], ["'mine'", "passage 1 (counted from 0)", "(query, key) pairs"]),
+        ("nothing", ["'mine'", "passage 1 (counted from 0)", "(query, key) pairs"]),
+        (7, ["'mine'", "passage 1 (counted from 0)", "(query, key) pairs"]),
     ],
 )
 def test_a_rule_that_names_what_is_not_there(pairs: Any, said: list[str]) -> None:
@@ -124,7 +131,7 @@ def test_a_rule_that_names_what_is_not_there(pairs: Any, said: list[str]) -> Non
 )
 def test_candidates_that_do_not_fit(pair: tuple[int, int], candidates: list[int], said: str) -> None:
     role = Role("mine", lambda _: [pair], lambda _: candidates)
-    with pytest.raises(InputError, match="texts") as caught:
+    with pytest.raises(InputError, match="passage") as caught:
         hw.roles(words.gpt2(), TEXTS, roles=role)
     assert said in str(caught.value)
 
@@ -135,7 +142,7 @@ def test_hidden_pairs_may_be_skipped() -> None:
 
 
 def test_pairs_for_too_few_passages() -> None:
-    with pytest.raises(DataError, match=r"'mine'.*1 passages were given.*texts\[1\]"):
+    with pytest.raises(DataError, match=r"'mine'.*1 passages were given.*passage 1"):
         hw.roles(words.gpt2(), TEXTS, roles=given_pairs("mine", [[(1, 0)]]))
 
 
@@ -157,10 +164,10 @@ def test_files_of_pairs(tmp_path: Path, content: str, said: str) -> None:
 
 
 def test_text_shorter_than_two_tokens() -> None:
-    with pytest.raises(DataError, match=r"texts\[0\].*fewer than two tokens"):
+    with pytest.raises(DataError, match=r"passage 0.*fewer than two tokens"):
         hw.roles(words.gpt2(), ["cat", "dog"])
-    result = hw.verbs.roles.roles_run(words.gpt2(), ["cat", "the cat sat"], roles="previous")
-    assert any("texts[0]" in note and "fewer than two tokens" in note for note in result.run["notes"])
+    result = roles_run(words.gpt2(), ["cat", "the cat sat"], roles="previous")
+    assert any("passage 0" in note and "fewer than two tokens" in note for note in result.run["notes"])
 
 
 @pytest.mark.parametrize(

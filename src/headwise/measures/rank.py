@@ -109,14 +109,16 @@ class ScoreSums(Sums[Scatter]):
     def of(self, look: Look) -> Scatter | str:
         """The sums over one call's token rows, and over all its real keys."""
         problem = look.problem
-        q_BHQD = problem.q.detach().double() * (look.kinds == TOKEN)[:, None, :, None]
+        q_BHQD, token_BQ = problem.q.detach().double(), look.kinds == TOKEN
+        if not bool(token_BQ.all()):
+            q_BHQD = q_BHQD * token_BQ[:, None, :, None]
         k_BGKD = problem.k.detach().double()
         padding = problem.visible.key_padding
         if padding is not None:
             k_BGKD = torch.where(padding[:, None, : k_BGKD.shape[2], None].to(k_BGKD.device), k_BGKD, 0.0)
         kv_map = problem.kv_map or look.call.block.kv_map
-        queries = torch.einsum("bhqd,bhqe->hde", q_BHQD, q_BHQD)
-        keys = torch.einsum("bgkd,bgke->gde", k_BGKD, k_BGKD)[list(kv_map)]
+        queries = (q_BHQD.transpose(2, 3) @ q_BHQD).sum(0)
+        keys = (k_BGKD.transpose(2, 3) @ k_BGKD).sum(0)[list(kv_map)]
         return Scatter(queries.cpu(), keys.cpu(), torch.finfo(problem.q.dtype).eps)
 
     def join(self, left: Scatter, right: Scatter) -> Scatter:

@@ -88,10 +88,12 @@ class HeadWeights:
         float32 or shorter weights resolve; by QR for float64 weights and for factors that do not have full rank.
         """
         if self.resolution >= torch.finfo(torch.float32).eps and factor_HED.shape[1] >= factor_HED.shape[2]:
-            lower, failed = torch.linalg.cholesky_ex(factor_HED.transpose(1, 2) @ factor_HED)
-            if not bool(failed.any()):
+            found = torch.linalg.cholesky_ex(factor_HED.transpose(1, 2) @ factor_HED)
+            lower: Tensor = found.L
+            if not bool(found.info.any()):
                 return lower.transpose(1, 2)
-        return torch.linalg.qr(factor_HED, mode="r").R
+        upper: Tensor = torch.linalg.qr(factor_HED, mode="r").R
+        return upper
 
     @property
     def resolution(self) -> float:

@@ -128,10 +128,10 @@ class RoleObserver:
         if classes:
             for plan, sums in class_sums(classes, call, token):
                 self._add(plan.role, call.site, sums, draws)
-        for plan, sums in zip(groups, group_sums(call.problem, groups) if groups else (), strict=True):
-            if plan.role.hidden == "error" and sums.hidden.any():
-                refuse_hidden(plan.role, self._first_hidden(plan, sums), call.site, None)
-            self._add(plan.role, call.site, sums, draws)
+        for group, sums in zip(groups, group_sums(call.problem, groups) if groups else (), strict=True):
+            if group.role.hidden == "error" and sums.hidden.any():
+                refuse_hidden(group.role, self._first_hidden(group, sums), call.site, None)
+            self._add(group.role, call.site, sums, draws)
 
     def _add(self, role: Role, site: Site, sums: Sums, draws: Any) -> None:
         key = (role.name, site)

@@ -107,7 +107,7 @@ def _summed(weight: Tensor, hit: Tensor, counted: Tensor) -> Tensor:
         sums = (both * counted[:, None]).sum(-1)
     rows = counted.sum(-1).expand(weight.shape[:3]).to(sums.dtype)
     every = torch.cat([rows[:, None], sums], dim=1)  # (2 * plans, 3, B, H)
-    return every.unflatten(0, (-1, 2)).flatten(1, 2).permute(2, 0, 1, 3)
+    return every.reshape(-1, 6, *every.shape[2:]).permute(2, 0, 1, 3)
 
 
 def _baselines(plan: PairPlan, counted: Tensor, token: Tensor) -> tuple[list[Counter[Baseline]], np.ndarray]:

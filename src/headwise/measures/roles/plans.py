@@ -189,7 +189,8 @@ def _pair_plan(
         place = np.zeros(len(one), np.int64) if passage.tokens.keys is not None else one.queries
         offsets[: one.keys.shape[1], row, at] = (one.rows() - place[:, None]).T
         first[row, at] = (one.rows() == 0).any(1) & (passage.tokens.keys is None)
-    return PairPlan(role, *(torch.from_numpy(part).to(device) for part in (keys, null, offsets, first)))
+    on_device = [torch.from_numpy(part).to(device) for part in (keys, null, offsets, first)]
+    return PairPlan(role, on_device[0], on_device[1], on_device[2], on_device[3])
 
 
 def _class_plan(

@@ -21,6 +21,16 @@ _SEAMS = {
 #: (verdict, heading, what it means), in the order of the page.
 _REST = (
     (
+        "WRONG",
+        "Measured wrongly",
+        "Do not use headwise with these: its numbers are not the model's.",
+    ),
+    (
+        "FAILED",
+        "Failed",
+        "Headwise ended in an error that it should have put into words.",
+    ),
+    (
         "as set",
         "Measured, but without a second opinion",
         "Neither transformers' own eager attention nor torch's fused attention written out gives the numbers of the "

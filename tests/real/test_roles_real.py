@@ -85,7 +85,7 @@ def test_grammar_model_has_heads_for_relations() -> None:
 
 @pytest.mark.slow
 def test_smollm2_previous_sink_and_induction() -> None:
-    """Previous-token, sink and induction heads; induction in prose (one head) is confirmed on repeated tokens."""
+    """Previous-token, sink and induction heads; that of induction in prose is confirmed on random tokens."""
     if not AUSTEN.is_file():
         pytest.skip(f"the text is not here: {AUSTEN}")
     place = find("smollm2")

@@ -29,7 +29,7 @@ HEADWISE_UNROLL
 }
 
 // Rows that are read once from far away are asked for this many rows ahead.
-constexpr int64_t AHEAD = 16;
+constexpr int64_t AHEAD = 48;
 
 template <class T>
 HEADWISE_INLINE void prefetch_row(const T* row, int64_t width) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -153,6 +155,27 @@ def test_a_copy_made_inside_a_session_keeps_working_afterwards(
             twin = copy.deepcopy(tiny_bert)
         assert torch.equal(twin(ids).last_hidden_state, plain)
         assert collector.calls == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_copy_made_inside_a_session_is_the_model_alone(
+    tiny_llama: nn.Module, ids: Tensor, collector: Any, nested: bool
+) -> None:
+    """Of the whole model and of a part: no hooks, no stand-ins, no wrapped checkpointing."""
+    tiny_llama.activation_checkpointing_enable()
+    before, layer = state(tiny_llama), state(tiny_llama.model.layers[0])
+    inner = observe(tiny_llama, collector) if nested else nullcontext()
+    with gate(tiny_llama, {"model.layers.0": [1]}), inner:
+        twin, part = copy.deepcopy(tiny_llama), copy.deepcopy(tiny_llama.model.layers[0])
+        again = pickle.loads(pickle.dumps(tiny_llama.config))
+        assert state(twin) == before
+        assert state(part) == layer
+        assert type(again._attn_implementation) is str
+    functions = [
+        [vars(part).get("_gradient_checkpointing_func") for part in one.modules()] for one in (twin, tiny_llama)
+    ]
+    assert functions[0] == functions[1]
+    assert state(tiny_llama) == before
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -348,6 +348,30 @@ def test_readable_at_both_widths_in_both_schemes(width: int, scheme: str, opened
     assert clipped == []
 
 
+def test_the_ten_columns_of_a_scan_fit_a_window_of_1280(opened: Any) -> None:
+    page = opened(synthetic_table({("decoder", "self"): [4, 4]}, groups=2)).page
+    inside, box = page.eval_on_selector("#table-box", "(box) => [box.scrollWidth, box.clientWidth]")
+    assert inside <= box
+    headers = page.locator(".heads thead button")
+    assert all(0 <= one["x"] and one["x"] + one["width"] <= 1280 for one in map(bounds, headers.all()))
+
+
+def test_more_columns_can_be_reached_and_a_shadow_says_that_there_are_more(opened: Any) -> None:
+    page = opened(
+        synthetic_table({("decoder", "self"): [4, 4]}, measures=12), viewport={"width": 700, "height": 900}
+    ).page
+    last = page.locator(".heads thead button").last
+    assert bounds(last)["x"] > 700
+    assert "linear-gradient" in page.eval_on_selector("#table-box", "(box) => getComputedStyle(box).backgroundImage")
+    page.eval_on_selector("#table-box", "(box) => { box.scrollLeft = box.scrollWidth; }")
+    assert bounds(last)["x"] + bounds(last)["width"] <= 700
+
+
+def bounds(locator: Any) -> dict[str, float]:
+    found: dict[str, float] = locator.bounding_box()
+    return found
+
+
 def test_resizing_draws_again(opened: Any) -> None:
     page = opened(synthetic_table({("decoder", "self"): [12] * 2})).page
     wide = page.locator("#spread-plot svg").bounding_box()["width"]

@@ -52,8 +52,9 @@ class StandIn(str):
 
     __hash__ = str.__hash__
 
-    def __reduce__(self) -> tuple[type[StandIn], tuple[str, MaskMode]]:
-        return StandIn, (self.original, self.masks)
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A copy of a config is of the model as it is, not of a session that looks at it."""
+        return str, (self.original,)
 
 
 def original_of(name: str | None) -> str:

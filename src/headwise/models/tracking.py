@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -72,7 +75,8 @@ class Tracker:
         self._repeated = {id(module) for module in repeated}
         self._thread = _Thread()
         self._handles: list[Any] = []
-        self._wrapped: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._wrapped: list[tuple[nn.Module, Callable[..., Any], Callable[..., Any]]] = []
+        self._hooks: tuple[Callable[..., Any], ...] = ()
         self._open = False
         self.paused = False
 
@@ -82,7 +86,7 @@ class Tracker:
         watched = _holders(self.root, set(self._attention))
         known = {id(module) for module in watched}
 
-        # Functions, not methods: a model that is copied inside a session takes them along, where they do nothing.
+        # Functions, not methods: what is copied by other ways than deepcopy takes them along, where they do nothing.
         def enter(module: nn.Module, _args: Any) -> None:
             if self._open and not self.paused and id(module) in known:
                 self._enter(module)
@@ -94,18 +98,28 @@ class Tracker:
         for module in watched:
             self._handles.append(module.register_forward_pre_hook(enter))
             self._handles.append(module.register_forward_hook(leave, always_call=True))
+            _WATCHED.setdefault(module, []).append(self)
+            vars(module)["__deepcopy__"] = partial(_copy_without_hooks, module)
+        self._hooks = (enter, leave)
         for module in self.root.modules():
             checkpoint = vars(module).get("_gradient_checkpointing_func")
             if checkpoint is not None:
-                self._wrapped.append((module, checkpoint))
-                setattr(module, "_gradient_checkpointing_func", self._following(checkpoint))  # noqa: B010
+                following = self._following(checkpoint)
+                self._wrapped.append((module, checkpoint, following))
+                setattr(module, "_gradient_checkpointing_func", following)  # noqa: B010
 
     def remove(self) -> None:
         """Take every hook away; a recomputation that still comes is refused."""
         self._open = False
         for handle in self._handles:
             handle.remove()
-        for module, checkpoint in self._wrapped:
+        for module, trackers in list(_WATCHED.items()):
+            if self in trackers:
+                trackers.remove(self)
+            if not trackers:
+                del _WATCHED[module]
+                vars(module).pop("__deepcopy__", None)
+        for module, checkpoint, _ in self._wrapped:
             setattr(module, "_gradient_checkpointing_func", checkpoint)  # noqa: B010
         self._handles.clear()
         self._wrapped.clear()
@@ -190,6 +204,31 @@ class Tracker:
             return checkpoint(again, *args, **kwargs)
 
         return follow
+
+
+#: Modules under hooks, and by whom.
+_WATCHED: WeakKeyDictionary[nn.Module, list[Tracker]] = WeakKeyDictionary()
+
+
+def _copy_without_hooks(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy of ``module`` as it was before any session: without hooks, and with its own checkpointing."""
+    own = vars(module).pop("__deepcopy__")
+    try:
+        copied: nn.Module = deepcopy(module, memo)
+    finally:
+        vars(module)["__deepcopy__"] = own
+    trackers = _WATCHED.get(module, ())
+    hooks = [hook for tracker in trackers for hook in tracker._hooks]
+    originals = {following: checkpoint for tracker in trackers for _, checkpoint, following in tracker._wrapped}
+    for part in copied.modules():
+        vars(part).pop("__deepcopy__", None)
+        for held in (part._forward_pre_hooks, part._forward_hooks):
+            for key in [key for key, hook in held.items() if hook in hooks]:
+                del held[key]
+                part._forward_hooks_always_called.pop(key, None)
+        while (checkpoint := vars(part).get("_gradient_checkpointing_func")) in originals:
+            setattr(part, "_gradient_checkpointing_func", originals[checkpoint])  # noqa: B010
+    return copied
 
 
 def _holders(root: nn.Module, attention: set[int]) -> list[nn.Module]:

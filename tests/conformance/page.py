@@ -21,6 +21,16 @@ _SEAMS = {
 #: (verdict, heading, what it means), in the order of the page.
 _REST = (
     (
+        "WRONG",
+        "Measured wrongly",
+        "Do not use headwise with these: its numbers are not the model's.",
+    ),
+    (
+        "FAILED",
+        "Failed",
+        "Headwise ended in an error that it should have put into words.",
+    ),
+    (
         "as set",
         "Measured, but without a second opinion",
         "Neither transformers' own eager attention nor torch's fused attention written out gives the numbers of the "
@@ -79,8 +89,9 @@ def page_of(verdicts: Sequence[Verdict], pruned: Sequence[Pruned] = ()) -> str:
             "computes with eager attention in float64, and the row's entropy and largest weight agree with theirs to "
             "1e-4 absolute beside 1e-4 relative (where the model's own float32 is further off than that, with its "
             "float32 to 1e-5; where a row without a visible key is something else to eager attention than to torch's "
-            "fused attention, with the fused attention written out); and a gate on the last head of every kind of attention gives the output of the model "
-            "whose output projection has zeros for that head, to 2e-5 of the largest output.",
+            "fused attention, with the fused attention written out); and a gate on the last head of every kind of "
+            "attention gives the output of the model whose output projection has zeros for that head, to 2e-5 of the "
+            "largest output.",
             "",
             "A model that is not listed, or is written in plain torch, is judged when its heads are found: every "
             "attention call of a small forward pass is computed twice, by the model and by headwise, and a model whose "

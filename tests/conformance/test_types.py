@@ -77,3 +77,17 @@ def test_every_type_and_the_page_that_says_so() -> None:
     assert counts["WRONG"] == counts["FAILED"] == 0, [one for one in pruned if one.verdict in ("WRONG", "FAILED")]
     assert counts["exact"] >= 150
     assert PAGE.read_text() == page_of(verdicts, pruned)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """What is in the file that is kept is not judged again."""
+    import json
+    from dataclasses import asdict
+
+    from conformance import run
+    from judging import Verdict
+
+    keep = tmp_path / "kept.jsonl"
+    known = [Verdict("bert", "exact", sites="encoder self 2"), Verdict("gpt2", "refused", "a reason")]
+    keep.write_text("".join(json.dumps(asdict(one)) + "\n" for one in known))
+    assert run(["gpt2", "bert"], 1, keep) == known

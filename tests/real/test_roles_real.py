@@ -85,7 +85,7 @@ def test_grammar_model_has_heads_for_relations() -> None:
 
 @pytest.mark.slow
 def test_smollm2_previous_sink_and_induction() -> None:
-    """Previous-token, sink and induction heads; those of induction also on repeated random tokens."""
+    """Previous-token, sink and induction heads; that of induction in prose is confirmed on random tokens."""
     if not AUSTEN.is_file():
         pytest.skip(f"the text is not here: {AUSTEN}")
     place = find("smollm2")
@@ -94,6 +94,8 @@ def test_smollm2_previous_sink_and_induction() -> None:
     )
     assert table.best("previous").share > 0.9
     assert len(assigned(table, "first")) > 20
-    both = assigned(table, "induction") & assigned(table, "induction_repeated")
-    assert len(both) >= 3
+    induction, repeated = assigned(table, "induction"), assigned(table, "induction_repeated")
+    assert induction
+    assert induction <= repeated
+    assert len(repeated) > 10
     assert table.best("induction_repeated").share > 0.9

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import torch
-from tests.measures.roles import words
 from torch import Tensor
 from transformers import GPT2Config, GPT2Model
 
 import headwise as hw
+from tests.measures.roles import words
 
 #: What each head does.
 HEADS = ("previous", "bracket", "duplicate", "uniform", "first")

@@ -35,7 +35,7 @@ def check_groups(root: nn.Module) -> None:
     """
     from headwise.models.restore import configs_of
 
-    for config in (layer for config in configs_of(root) for layer in layers_of(config)):
+    for config in [layer for whole in configs_of(root) for layer in layers_of(whole)]:
         heads = _first(config, _HEADS[:4])
         kv_heads = _first(config, _KV_HEADS)
         if heads is not None and kv_heads is not None and (kv_heads[1] <= 0 or heads[1] % kv_heads[1]):

@@ -44,7 +44,7 @@ def field_of(config: Any, *names: str, kind: type | tuple[type, ...] = object) -
     3
     """
     for name in names:
-        values = [
+        values: list[Any] = [
             value
             for value in values_of(config, name)
             if isinstance(value, kind) and (kind is object or not isinstance(value, bool))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from headwise.surgery import prune
 from headwise.surgery.repair import moments_of
 from headwise.verbs.choosing import CRITERIA, Quality, block_shapes
 from headwise.verbs.choosing.text import Part, sample, tokens_of
+from headwise.verbs.plan_compare import compare
 from tests.measures import tiny
 
 LENGTHS = [6 + at % 7 for at in range(24)]
@@ -145,9 +147,10 @@ def test_statistics_instead_of_text(tmp_path: Path) -> None:
         hw.plan(ready("gpt2"), statistics=file, keep=0.5)
 
 
-def test_the_first_rows_of_causal_models_are_left_out() -> None:
-    assert hw.plan(ready("llama"), inputs=INPUTS, keep=0.9).statistics.skip_first == 4
-    assert hw.plan(ready("bert"), inputs=INPUTS, keep=0.9).statistics.skip_first == 0
+def test_rows_count_relative_to_the_residual_stream() -> None:
+    assert hw.plan(ready("llama"), inputs=INPUTS, keep=0.9).statistics.relative
+    plain = hw.plan(ready("llama"), inputs=INPUTS, keep=0.9, relative=False, skip_first=2).statistics
+    assert (plain.relative, plain.skip_first) == (False, 2)
 
 
 def test_budgets() -> None:
@@ -171,7 +174,7 @@ def test_a_loss_is_searched_on_one_half_and_confirmed_on_the_other() -> None:
     plan = hw.plan(model, inputs=INPUTS, max_loss=0.5)
     assert 0 < len(plan) < 12
     assert plan.facts["loss"] <= 0.5
-    assert plan.statistics.parts[0].endswith("/0 of 2")
+    assert plan.statistics.parts[0].endswith("/all but 1 of 2")
     assert {one["units"] for one in plan.facts["confirmed"]} >= {len(plan)}
     nothing = hw.plan(model, inputs=INPUTS, max_loss=0.0)
     assert nothing.facts["loss"] <= 0
@@ -248,3 +251,30 @@ def test_gradients_are_taken_of_something_that_has_them() -> None:
     plan = hw.plan(ready("bert"), inputs=INPUTS, keep=0.5, criterion="fisher", loss="fidelity_pooled")
     assert any("gradients of the loss projection" in note for note in plan.facts["notes"])
     assert isinstance(lossy(as_model(tiny.llama())), NextToken)
+
+
+def test_a_comparison_on_other_text() -> None:
+    model = ready("llama")
+    found = compare(model, inputs=INPUTS, held_out=INPUTS[:5], criteria=["set-aware"], at=[0.25, 0.5])
+    assert found.held_out["passages"] == 5
+    none, repaired = found.curves
+    assert (none.repair, repaired.repair) == ("none", "least_squares")
+    plan = hw.plan(model, inputs=INPUTS, keep=0.75)
+    data = list(batches(model, INPUTS[:5]))
+    expected = own(prune(model, plan, statistics=plan.statistics).module.eval(), model, NextToken(), data)
+    assert repaired.points[0].loss == pytest.approx(math.expm1(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"at": [0.0]}, r"at must be shares of the heads between 0 and 1, and is \[0.0\]"),
+        ({"at": []}, "at must be shares"),
+        ({"seeds": 0}, "seeds must be a whole number of random orders"),
+        ({"repairs": ["magic"]}, "repairs must be of none, bias, least_squares"),
+        ({"criteria": ["luck"]}, "there is no criterion 'luck'"),
+    ],
+)
+def test_comparisons_that_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        compare(ready("llama"), inputs=INPUTS, **options)

@@ -7,6 +7,8 @@ save adds nothing here but a schema. docs/format.md describes the formats. Nothi
 
 from __future__ import annotations
 
+from headwise.artifacts._documents import COMPARISON_FORMAT as COMPARISON_FORMAT
+from headwise.artifacts._documents import COMPARISON_VERSION as COMPARISON_VERSION
 from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
 from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
 from headwise.artifacts._documents import MODEL_FORMAT as MODEL_FORMAT
@@ -41,6 +43,8 @@ from headwise.artifacts._tensors import read_tensors as read_tensors
 from headwise.artifacts._tensors import write_tensors as write_tensors
 
 __all__ = [
+    "COMPARISON_FORMAT",
+    "COMPARISON_VERSION",
     "HEADS_FILE",
     "HEADS_FORMAT",
     "HEADS_VERSION",

@@ -16,7 +16,7 @@ from headwise.errors import RunError
 if TYPE_CHECKING:
     from headwise.plans import HeadPlan
 
-__all__ = ["command"]
+__all__ = ["BUDGETS", "CRITERIA", "Share", "command", "writable"]
 
 CRITERIA = (
     "set-aware",
@@ -33,7 +33,7 @@ BUDGETS = ("keep", "params", "cache_bytes", "speed", "max_loss")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
-class Count(click.ParamType):
+class Count(click.ParamType[int]):
     """A whole number, perhaps with k, M or G behind it: ``80M``."""
 
     name = "number"
@@ -49,7 +49,7 @@ class Count(click.ParamType):
             self.fail(f"{value!r} is no number like 1500000, 80M or 1.5G.", param, ctx)
 
 
-class Share(click.ParamType):
+class Share(click.ParamType[float]):
     """A number, or a percentage: ``0.6``, ``60%``."""
 
     name = "share"
@@ -115,6 +115,21 @@ class Share(click.ParamType):
 @click.option("--skip-first", type=click.IntRange(min=0), metavar="ROWS", help="Rows left out of every passage.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="TOKENS", help="Text of exact criteria.  [default: 2048]")
 @click.option("--width", type=click.IntRange(min=1), metavar="HEADS", help="Shortlist of lazy.  [default: 4]")
+@click.option(
+    "--compare",
+    metavar="NAMES",
+    help="Instead of one plan: quality against heads removed for these criteria, separated by commas, or for all.",
+)
+@click.option(
+    "--held-out",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Text to compare on that no criterion sees.  [default: every fourth passage]",
+)
+@click.option("--at", metavar="SHARES", help="Where to compare: shares of heads removed.  [default: 10%,...,60%]")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Random orders in a comparison.  [default: 3]")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw the comparison.")
 @output_options
 @click.pass_obj
 def command(settings: Settings, /, **options: Any) -> None:
@@ -126,7 +141,16 @@ def command(settings: Settings, /, **options: Any) -> None:
     \b
     headwise plan ./my-model --text book.txt --keep 0.6 -o plan.json
     headwise plan ./my-model --text book.txt --window 512 --max-loss 1% -o plan.json
+    headwise plan ./my-model --text book.txt --compare set-aware,michel,random --plot curve.png
     """
+    if options["compare"] is not None:
+        from headwise.cli.plan_compare import compare
+
+        compare(settings, options)
+        return
+    for name in ("held_out", "at", "seeds", "plot"):
+        if options.pop(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} is about comparing: it needs --compare.")
     chosen = [name for name in BUDGETS if options[name] is not None]
     if len(chosen) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in BUDGETS)
@@ -134,7 +158,7 @@ def command(settings: Settings, /, **options: Any) -> None:
     if not _needs_no_text(options):
         check(options)
     for path in (options["output"], options["save_statistics"]):
-        _writable(path, options["overwrite"])
+        writable(path, options["overwrite"])
     sink = Sink(settings)
     arguments = given(options)
     model, output = arguments.pop("model"), arguments.pop("output", None)
@@ -157,7 +181,7 @@ def _needs_no_text(options: dict[str, Any]) -> bool:
     return criterion in ("weight-norm", "random") or (criterion == "set-aware" and options["statistics"] is not None)
 
 
-def _writable(path: Path | None, overwrite: bool) -> None:
+def writable(path: Path | None, overwrite: bool) -> None:
     """Refuse a target before the work, not after it.
 
     Raises:

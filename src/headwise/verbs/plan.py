@@ -73,7 +73,8 @@ def plan(
     loss: str | Loss | Callable[..., Any] = "auto",
     statistics: str | Path | Statistics | None = None,
     seconds: tuple[Mapping[str, float], float] | None = None,
-    skip_first: int | None = None,
+    skip_first: int = 0,
+    relative: bool = True,
     sample: int = 2048,
     width: int = 4,
     step: float = 0.1,
@@ -122,7 +123,7 @@ def plan(
         loss: what criteria that run the model measure; as for :func:`headwise.verbs.importance_run`.
         statistics: of this model, or the path of a saved file: instead of a pass over the text.
         seconds: of each block's attention and of the whole forward pass, by whoever measured.
-        skip_first: rows of every passage that statistics leave out; None: 4 where all attention is causal, else 0.
+        skip_first, relative: which rows statistics take, and how they count; see :func:`headwise.statistics`.
         sample: tokens of text on which sets of heads are run.
         width, step: of ``"lazy"`` and ``"michel-iterative"``.
         seed: of ``"random"``, and of masks and projections in losses.
@@ -149,7 +150,7 @@ def plan(
     budget = Budget(keep, params, cache_bytes, speed, max_loss)
     asked = Asked(
         criterion, repair, ridge, unit, per_layer, protect, only, uniform, replacement, loss, statistics,
-        skip_first, sample, width, step, seed,
+        skip_first, relative, sample, width, step, seed,
     )  # fmt: skip
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     work = Work.open(model, source, loading, asked, budget, progress=progress, notice=notice)
@@ -165,6 +166,7 @@ class Work:
         ready: model and text; None where no text was needed.
         asked, budget: what is wanted.
         progress: shows the heads chosen.
+        apart: keep every so many-th passage apart; 0: as the budget needs.
     """
 
     model: Model
@@ -172,6 +174,7 @@ class Work:
     asked: Asked
     budget: Budget
     progress: Bar | None = None
+    apart: int = 0
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -200,14 +203,17 @@ class Work:
         return cls(opened(model, loading), None, asked, budget, progress)
 
     @property
-    def halves(self) -> bool:
-        """Whether every other passage is kept for confirming."""
-        return self.budget.max_loss is not None
+    def kept_apart(self) -> int:
+        """Every how many-th passage is kept for confirming; 0: none."""
+        return self.apart or (2 if self.budget.max_loss is not None else 0)
 
-    def part(self, rest: int = 0) -> Iterable[Batch]:
-        """The text to choose by; with ``rest`` 1 the passages between, to confirm by."""
+    def part(self, *, apart: bool = False) -> Iterable[Batch]:
+        """The text to choose by; or the passages that are kept apart from it."""
         assert self.ready is not None
-        return Part(self.ready.data, lambda number: number % 2 == rest) if self.halves else self.ready.data
+        every = self.kept_apart
+        if not every:
+            return self.ready.data
+        return Part(self.ready.data, lambda number: (number % every == every - 1) == apart)
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -219,8 +225,9 @@ class Work:
         given = self.asked.statistics
         if given is None:
             assert self.ready is not None
-            first = self.asked.first(self.model.layout)
-            taken = gather(self.ready, self.part(), first, part="/0 of 2" if self.halves else "")
+            part = f"/all but 1 of {self.kept_apart}" if self.kept_apart else ""
+            skip, relative = self.asked.skip_first, self.asked.relative
+            taken = gather(self.ready, self.part(), skip, relative=relative, part=part)
             self.notes += _short(taken)
             return taken
         found = given if isinstance(given, Statistics) else Statistics.load(given)
@@ -298,7 +305,7 @@ class Work:
         search = tools.quality()
         confirm = Quality(
             self.model,
-            sample(self.part(1), self.asked.sample),
+            sample(self.part(apart=True), self.asked.sample),
             search.loss,
             moments=tools.moments,
             repair=self.asked.repair,

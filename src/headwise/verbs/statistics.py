@@ -31,6 +31,7 @@ def statistics(
     gradients: bool = False,
     loss: str | Loss | Callable[..., Any] = "auto",
     skip_first: int = 0,
+    relative: bool = False,
     field: str | None = None,
     target_field: str | None = None,
     window: int | None = None,
@@ -55,6 +56,8 @@ def statistics(
         loss: whose gradients; as for :func:`headwise.verbs.importance_run`.
         skip_first: leave out so many rows at the beginning of every passage: the first tokens of decoders carry massive
             activations that drown the rest.
+        relative: rows count by the inverse of their energy in the residual stream, and the first row of a causal
+            passage as much as all its others: what :func:`headwise.plan` chooses by and repairs with.
         seed: of what the loss draws at random.
 
     Raises:
@@ -73,7 +76,7 @@ def statistics(
     check_skip(skip_first)
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
-    return gather(ready, ready.data, skip_first, gradients=gradients, loss=loss, seed=seed)
+    return gather(ready, ready.data, skip_first, relative=relative, gradients=gradients, loss=loss, seed=seed)
 
 
 def check_skip(skip_first: Any) -> None:
@@ -87,6 +90,7 @@ def gather(
     batches: Iterable[Batch],
     skip_first: int,
     *,
+    relative: bool = False,
     gradients: bool = False,
     loss: str | Loss | Callable[..., Any] = "auto",
     seed: int = 0,
@@ -96,7 +100,7 @@ def gather(
 
     Raises: as :func:`statistics`.
     """
-    observer = CovarianceObserver(skip_first)
+    observer = CovarianceObserver(skip_first, relative=relative)
     said = None
     with (
         torch.random.fork_rng(devices=[]),

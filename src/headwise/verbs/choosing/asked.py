@@ -21,9 +21,6 @@ from headwise.verbs.statistics import check_skip
 
 __all__ = ["Asked", "unit_for"]
 
-#: Tokens at the beginning of a passage that a causal model's statistics leave out: massive activations sit there.
-_FIRST_TOKENS = 4
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -40,7 +37,8 @@ class Asked:
     replacement: str = "nothing"
     loss: Any = "auto"
     statistics: str | Path | Statistics | None = None
-    skip_first: int | None = None
+    skip_first: int = 0
+    relative: bool = True
     sample: int = 2048
     width: int = 4
     step: float = 0.1
@@ -55,8 +53,7 @@ class Asked:
             raise InputError(f"unit must be 'head' or 'group', and is {self.unit!r}")
         if isinstance(self.sample, bool) or not isinstance(self.sample, int) or self.sample < 1:
             raise InputError(f"sample must be a whole number of tokens, at least 1, and is {self.sample!r}")
-        if self.skip_first is not None:
-            check_skip(self.skip_first)
+        check_skip(self.skip_first)
 
     @property
     def runs(self) -> bool:
@@ -99,12 +96,6 @@ class Asked:
             or any(set(one.split("/")) <= {site.key.stack, site.key.kind} for site in sites)
             for one in self.only
         )
-
-    def first(self, layout: HeadLayout) -> int:
-        """Rows to leave out at the beginning of every passage."""
-        if self.skip_first is not None:
-            return self.skip_first
-        return _FIRST_TOKENS if all(site.causal for site in layout.sites) else 0
 
 
 def _protected(layout: HeadLayout, given: Any) -> set[tuple[str, int]]:

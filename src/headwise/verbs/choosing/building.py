@@ -68,6 +68,7 @@ class Tools:
     width: int = 4
     step: float = 0.1
     made: list[Quality] = field(default_factory=list)
+    _moments: Mapping[str, Moments] | None = None
 
     @property
     def blocks(self) -> Collection[str]:
@@ -83,13 +84,20 @@ class Tools:
         """What the costs should be read with."""
         return self._costs[1] if "_costs" in vars(self) else []
 
-    @cached_property
+    @property
     def moments(self) -> Mapping[str, Moments] | None:
         """Moments of the head outputs by block; None where nothing is repaired."""
-        if self.repair == "none":
-            return None
-        found, layout = self.statistics(), self.model.layout
-        return {path: moments_of(layout, layout.blocks[path], found) for path in self.blocks}  # type: ignore[arg-type]
+        return None if self.repair == "none" else self.moments_for()
+
+    def moments_for(self) -> Mapping[str, Moments]:
+        """The same, whatever the repair."""
+        if self._moments is None:
+            found, layout = self.statistics(), self.model.layout
+            self._moments = {
+                path: moments_of(layout, layout.blocks[path], found)  # type: ignore[arg-type]
+                for path in self.blocks
+            }
+        return self._moments
 
     def set_aware(self, passes: float | None = None) -> SetAware:
         """The closed form."""

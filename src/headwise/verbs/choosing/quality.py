@@ -91,13 +91,19 @@ class Quality:
 
     def rise(self, removed: Sequence[Unit]) -> float:
         """The loss without ``removed`` minus the loss of the whole model, per token, row or example."""
+        return self.rise_and_error(removed)[0]
+
+    def rise_and_error(self, removed: Sequence[Unit]) -> tuple[float, float]:
+        """The rise, and its standard error over examples."""
         self._measure_base()
-        total = 0.0
+        found = []
         with self._running(), projecting(self.model.module, self.model.layout.blocks, self._parts(removed)):
             for at, task in enumerate(self._tasks):
-                total += float((self._losses(run_inputs(self.model, task), task, at) - self._base[at]).sum())
+                found.append(self._losses(run_inputs(self.model, task), task, at) - self._base[at])
         self.own_passes += 1
-        return total / self._count()
+        changes, counts = torch.cat(found).cpu(), torch.cat([_counted(self.loss, task) for task in self._tasks])
+        rise = float(changes.sum() / counts.sum())
+        return rise, float((changes - rise * counts).square().sum().sqrt() / counts.sum())
 
     def rises(self, removed: Sequence[Unit], candidates: Sequence[Unit]) -> list[float]:
         """The same without ``removed`` and, one at a time, each of ``candidates``."""
@@ -138,7 +144,7 @@ class Quality:
         self.own_passes += 1
 
     def _count(self) -> int:
-        return sum(_counted(self.loss, task) for task in self._tasks)
+        return int(sum(_counted(self.loss, task).sum() for task in self._tasks))
 
     def _losses(self, outputs: Any, task: Task, at: int) -> Tensor:
         return checked_losses(self.loss, outputs, task, self._references[at]).double()
@@ -216,14 +222,15 @@ class Quality:
             )
 
 
-def _counted(loss: Loss, task: Task) -> int:
+def _counted(loss: Loss, task: Task) -> Tensor:
+    """For each example what its loss was summed over: targets, rows, or the example itself."""
     if task.targets is not None and task.targets.ndim == 2 and not task.targets.is_floating_point():
-        return max(1, int((task.targets != -100).sum()))
+        return (task.targets != -100).sum(1).double().cpu()
     if loss.flat and loss.counted == "rows":
         kinds = task.batch.decoder_rows if task.batch.decoder_rows is not None else task.batch.input_rows
         if kinds is not None:
-            return int((kinds != 0).sum())
-    return task.size
+            return (kinds != 0).sum(1).double().cpu()
+    return torch.ones(task.size, dtype=torch.float64)
 
 
 def _copied(task: Task, copies: int) -> Task:

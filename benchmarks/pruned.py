@@ -30,11 +30,14 @@ def resident():
 warm = hw.load(sys.argv[1])
 hw.wrap(warm.module).layout
 del warm
-import gc; gc.collect()
+import gc, ctypes
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
 before = resident()
 held = [hw.load(sys.argv[2]) for _ in range(4)]
 total = sum(float(value.float().sum()) for model in held for value in model.module.parameters())
 gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
 print((resident() - before) / 4)
 """
 

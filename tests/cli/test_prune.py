@@ -70,8 +70,8 @@ def test_repaired_from_inputs_as_json(folder: Path, tmp_path: Path, capsys: pyte
     repair = document["surgery"]["repair"]
     assert repair["method"] == "least_squares"
     assert repair["calibration"]["inputs"] == str(folder / "inputs.jsonl")
-    assert repair["calibration"]["skip_first"] == 4
-    assert repair["calibration"]["rows"] == 37 + 45 + 39 - 3 * 4
+    assert repair["calibration"]["relative"] is True
+    assert repair["calibration"]["rows"] == 37 + 45 + 39
     assert repair["layers"][0]["left"] < repair["layers"][0]["lost"]
     assert document["file_bytes"] == (small / "headwise.safetensors").stat().st_size
     assert "the text is short" not in err
@@ -86,7 +86,7 @@ def test_a_short_text_is_warned_of(folder: Path, tmp_path: Path, capsys: pytest.
         "-o", tmp_path / "small",
     )  # fmt: skip
     assert status == 0
-    assert "warning: the text is short: 33 rows decide about" in err
+    assert "warning: the text is short: 37 rows decide about" in err
 
 
 def test_another_model_is_not_verified(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,8 +51,8 @@ def section(found: Sequence[Pruned]) -> list[str]:
         "| --- | --- |",
         *(f"| {name} | {number} |" for name, number in rows),
         "",
-        f"Of {len(generating)} types that generate, {generate} give the tokens of the gated original; {stock} types "
-        "come out as a stock checkpoint where the counts are uniform.",
+        f"Of {len(generating)} types that generate, {generate} give the tokens of the gated original and the others "
+        f"are refused; {stock} types come out as a stock checkpoint where the counts are uniform.",
         "",
         "### Not every plan",
         "",

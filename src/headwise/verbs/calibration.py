@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from headwise.errors import InputError
 from headwise.measures.covariance import SiteStatistics, Statistics
@@ -14,9 +14,6 @@ from headwise.models import Model
 from headwise.verbs.statistics import statistics as take_statistics
 
 __all__ = ["Calibration", "calibrate", "weighted"]
-
-#: The first tokens of a decoder carry massive activations that drown the rest of the statistics.
-_FIRST_TOKENS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Calibration:
 def calibrate(
     model: Model, texts: Any, inputs: Any, weights: Sequence[float] | None, reading: Mapping[str, Any]
 ) -> Calibration:
-    """One pass over the text; of a decoder without the first four tokens of every passage.
+    """One pass over the text; rows count relative to the residual stream, as they do for :func:`headwise.plan`.
 
     Args:
         model: the model.
@@ -46,22 +43,21 @@ def calibrate(
     Raises:
         InputError: weights that are no positive numbers, or not one for each text.
     """
-    first = _FIRST_TOKENS if all(site.causal for site in model.layout.sites) else 0
     pieces = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]
     if weights is None:
-        found = take_statistics(model, texts, inputs=inputs, skip_first=first, **reading)
+        found = take_statistics(model, texts, inputs=inputs, relative=True, **reading)
     else:
         if texts is None:
             raise InputError("weights say what each of texts counts, and inputs were given; give texts, or no weights")
         _check_weights(pieces, weights)
-        parts = [take_statistics(model, [piece], skip_first=first, **reading) for piece in pieces]
+        parts = [take_statistics(model, [piece], relative=True, **reading) for piece in pieces]
         found = weighted(parts, weights)
     said = {
         "texts": [_named(piece) for piece in pieces] if texts is not None else [],
         "inputs": None if inputs is None else _named(inputs),
         "weights": None if weights is None else [float(one) for one in weights],
         "parts": list(found.parts),
-        "skip_first": first,
+        "relative": True,
         "rows": max((one.z.rows for one in found.sites.values()), default=0),
     }
     return Calibration(found, said)
@@ -82,15 +78,15 @@ def _check_weights(pieces: Sequence[Any], weights: Sequence[float]) -> None:
 
 def weighted(parts: Sequence[Statistics], weights: Sequence[float]) -> Statistics:
     """The statistics of several texts, each counting as its weight says and not as its length."""
-    total = sum(weights)
     whole: Statistics | None = None
     for part, weight in zip(parts, weights, strict=True):
         scaled = Statistics(
-            [_scaled(part[key], weight / total, parts) for key in part],
+            [_scaled(part[key], weight) for key in part],
             model=part.model,
             weight_hash=part.weight_hash,
             parts=part.parts,
             skip_first=part.skip_first,
+            relative=part.relative,
             loss=part.loss,
         )
         whole = scaled if whole is None else whole.merge(scaled, overlap=True)
@@ -99,8 +95,7 @@ def weighted(parts: Sequence[Statistics], weights: Sequence[float]) -> Statistic
     return whole
 
 
-def _scaled(one: SiteStatistics, share: float, parts: Sequence[Statistics]) -> SiteStatistics:
-    rows = sum(part[one.site.key].z.rows for part in parts)
+def _scaled(one: SiteStatistics, weight: float) -> SiteStatistics:
     if not one.z.rows:
         return one
-    return replace(one, z=Scatter.of(max(1, round(share * rows)), one.z.mean, one.z.covariance), gradient=None)
+    return replace(one, z=Scatter.of(one.z.rows, one.z.mean, one.z.covariance, float(weight)), gradient=None)

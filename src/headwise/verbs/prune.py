@@ -140,12 +140,12 @@ def _statistics(
             raise InputError("give texts or statistics, one of the two; both were given")
         known = statistics if isinstance(statistics, Statistics) else Statistics.load(statistics)
         source = {} if isinstance(statistics, Statistics) else {"file": str(statistics)}
-        return Calibration(known, {**source, "parts": list(known.parts), "skip_first": known.skip_first})
+        return Calibration(known, {**source, "parts": list(known.parts), "relative": known.relative})
     if texts is None and inputs is None:
         carried = getattr(plan, "statistics", None)
         if not isinstance(carried, Statistics) or repair == "none":
             return None
-        said = {"from": "the plan", "parts": list(carried.parts), "skip_first": carried.skip_first}
+        said = {"from": "the plan", "parts": list(carried.parts), "relative": carried.relative}
         return Calibration(carried, said)
     if repair == "none" and not any(one.replacement == "constant" for one in getattr(plan, "cuts", ())):
         return None

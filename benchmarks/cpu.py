@@ -1,7 +1,7 @@
 """The native kernel with all row statistics against torch's attention with none, and against reading K and V once.
 
     python -m benchmarks cpu            the main lengths, one thread and two
-    python -m benchmarks --all cpu      the whole grid of lengths, widths and masks
+    python -m benchmarks --all cpu      the long ones as well; benchmarks/grid.py has the grid of lengths and widths
 
 A ratio below 1 means that the kernel was faster. Answers are compared with the float64 reference first. What is
 timed is one call of the kernel from Python, its outputs allocated; ``run`` around it is timed in its own rows.
@@ -9,7 +9,7 @@ timed is one call of the kernel from Python, its outputs allocated; ``run`` arou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,20 +39,7 @@ LONG: list[tuple[Shape, str]] = [
     ((1, 4, 4, 16384, 64), "causal"),
     ((1, 4, 4, 16384, 64), "window"),
 ]
-GRID_LENGTHS = (64, 100, 128, 512, 2048, 4096, 16384)
-GRID_WIDTHS = (8, 16, 32, 64, 80, 96, 128, 256)
-KINDS = ("full", "causal", "padded", "window")
 WINDOW = 256
-
-
-def grid() -> Iterator[tuple[Shape, str]]:
-    """Every length, width and kind; fewer heads where a call is long."""
-    for length in GRID_LENGTHS:
-        for width in GRID_WIDTHS:
-            heads = max(1, min(12, int(3e9 / (4 * length * length * width))))
-            for kind in KINDS:
-                batch = 2 if kind == "padded" else 1
-                yield (batch, heads, heads, length, width), kind
 
 
 def inputs(
@@ -169,7 +156,7 @@ def threads() -> str:
 
 
 def cases(full: bool) -> list[Pairs]:
-    """Every comparison, on one thread and on two; ``full``: the whole grid as well."""
+    """Every comparison, on one thread and on two; ``full``: the long ones as well."""
     if native.why_not() is not None:
         return []
     before, found = torch.get_num_threads(), []
@@ -185,7 +172,6 @@ def cases(full: bool) -> list[Pairs]:
             found.append(statistics_case(MAIN[3][0], "causal", 5, torch.float16))
             if full:
                 found += [statistics_case(shape, kind, 3) for shape, kind in LONG]
-                found += [statistics_case(shape, kind, 5) for shape, kind in grid()]
     finally:
         torch.set_num_threads(before)
     return found

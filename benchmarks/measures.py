@@ -1,6 +1,7 @@
 """What measuring costs beside the plain forward pass of the same base model, at 2,048 tokens.
 
-    python -m benchmarks.measures
+    python -m benchmarks.measures               every case, 3 rounds
+    python -m benchmarks.measures together      the cases with this word in their name, 5 rounds
 
 Answers are checked first: the measured pass computes the plain pass's hidden states, the gate gradients of one head
 agree with a finite difference.
@@ -8,6 +9,8 @@ agree with a finite difference.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -20,6 +23,7 @@ from headwise.data import Batch, batches
 from headwise.measures import MeasureObserver, resolve
 from headwise.measures.covariance import CovarianceObserver
 from headwise.measures.importance import NextToken, gate_gradients
+from headwise.measures.roles import RoleObserver, RoleTable, resolve_roles
 from headwise.models import Model, gate
 from headwise.trace import run
 
@@ -45,26 +49,31 @@ def tokens(length: int = LENGTH) -> torch.Tensor:
     return torch.randint(3, 40000, (1, length), generator=torch.Generator().manual_seed(1))
 
 
-def observers(parts: tuple[str, ...]) -> list[object]:
-    """Observers of the parts named."""
+def observers(parts: tuple[str, ...], model: Model, ids: torch.Tensor) -> list[object]:
+    """Observers of the parts named; ``"roles"``: every named role of self-attention, with 1,000 replicates."""
     made: list[object] = []
-    groups = [part for part in parts if part != "covariance"]
+    groups = [part for part in parts if part not in ("covariance", "roles")]
     if groups:
         made.append(MeasureObserver(resolve(groups)))
     if "covariance" in parts:
         made.append(CovarianceObserver())
+    if "roles" in parts:
+        named = [role for role in resolve_roles() if role.kind == "self"]
+        made.append(RoleObserver(named, model.tokenizer, counts=Counter(ids[0].tolist())))
     return made
 
 
 def traced(model: Model, ids: torch.Tensor, parts: tuple[str, ...]) -> list[object]:
     """One traced pass, with the numbers of heads computed at its end."""
-    made = observers(parts)
+    made = observers(parts, model, ids)
     run(model, batches(model, [{"input_ids": ids}]), made)
     for one in made:
         if isinstance(one, MeasureObserver):
             one.finish()
-        else:
+        elif isinstance(one, CovarianceObserver):
             one.statistics(model.layout)
+        elif isinstance(one, RoleObserver):
+            RoleTable.build(model.layout, one)
     return made
 
 
@@ -95,15 +104,20 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("entropy and the other pattern measures", ("pattern",)),
     ("C alone", ("covariance",)),
     ("ranks alone (weights and scores)", ("rank",)),
-    ("pattern, rank and C together", ("pattern", "rank", "covariance")),
+    ("roles alone", ("roles",)),
+    ("roles, pattern, rank and C together", ("roles", "pattern", "rank", "covariance")),
     ("replaceable shares alone", ("replaceable",)),
 )
 
 
-def cases(full: bool) -> list[Pairs]:
-    """Ratios of measuring to the plain pass."""
+GRADIENTS = "gate gradients of the language model"
+
+
+def cases(full: bool, word: str = "") -> list[Pairs]:
+    """Ratios of measuring to the plain pass, of the cases with ``word`` in their names."""
     name, base = smollm2()
-    model = hw.wrap(base)
+    folder = READY / "smollm2"
+    model = hw.wrap(base, hw.load(folder).tokenizer if folder.is_dir() else None)
     ids = tokens()
     check(model, ids)
 
@@ -113,17 +127,20 @@ def cases(full: bool) -> list[Pairs]:
     def of(parts: tuple[str, ...]) -> Callable[[], object]:
         return lambda: traced(model, ids, parts)
 
-    rounds = 7 if full else 3
+    rounds = 7 if full else 5 if word else 3
     found = [
         paired(f"{text} / plain pass, {name}, {LENGTH} tokens", of(parts), plain, rounds=rounds)
         for text, parts in CASES
+        if word in text
     ]
+    if word not in GRADIENTS:
+        return found
     whole = hw.wrap(language_model())
     check_gradients(whole)
     batch = next(iter(batches(whole, [{"input_ids": ids}])))
     found.append(
         paired(
-            f"gate gradients of the language model / plain base pass, {name}, {LENGTH} tokens",
+            f"{GRADIENTS} / plain base pass, {name}, {LENGTH} tokens",
             lambda: gradients(whole, batch),
             plain,
             rounds=rounds,
@@ -134,5 +151,5 @@ def cases(full: bool) -> list[Pairs]:
 
 if __name__ == "__main__":
     torch.set_num_threads(torch.get_num_threads())
-    for pairs in cases(full=False):
+    for pairs in cases(full=False, word=" ".join(sys.argv[1:])):
         print(" | ".join(pairs.row()), flush=True)

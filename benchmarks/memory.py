@@ -13,7 +13,8 @@ import resource
 import subprocess
 import sys
 
-SIDES = ("plain", "scan", "eager")
+#: ``measures``: roles, pattern measures, ranks and C in one pass.
+SIDES = ("plain", "scan", "measures", "eager")
 
 
 def peak() -> int:
@@ -32,6 +33,7 @@ def growth(side: str, tokens: int) -> int:
     import torch
 
     import headwise as hw
+    from benchmarks.measures import traced
     from benchmarks.scan import plain_once, scan_once, smollm2
 
     _, module = smollm2()
@@ -40,6 +42,8 @@ def growth(side: str, tokens: int) -> int:
     def once(ids: torch.Tensor) -> None:
         if side == "scan":
             scan_once(model, ids)
+        elif side == "measures":
+            traced(model, ids, ("roles", "pattern", "rank", "covariance"))
         elif side == "plain":
             plain_once(module, ids)
         else:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "headwise.h"
+#include "plain.h"
 
 namespace nb = nanobind;
 using headwise::Call;
@@ -178,6 +179,18 @@ void received(int target, int threads, int type, nb::handle shape, nb::handle da
   headwise::run_columns(c, threads, chosen);
 }
 
+// scale and offset None: the usual ones; window and softcap 0: none.
+nb::object plain(int target, int threads, nb::handle q, nb::handle k, nb::handle v, nb::handle scale, double softcap,
+                 bool causal, int64_t window, nb::handle offset, bool statistics) {
+  headwise::Plain wanted = {&target_of(target), threads, scale.is_none(), offset.is_none(), 0.0, softcap, causal,
+                            window, 0, statistics};
+  if (!wanted.usual_scale) wanted.scale = nb::cast<double>(scale);
+  if (!wanted.usual_offset) wanted.offset = nb::cast<int64_t>(offset);
+  PyObject* found = headwise::run_plain(wanted, q.ptr(), k.ptr(), v.ptr());
+  if (!found) throw nb::python_error();
+  return nb::steal(found);
+}
+
 std::vector<std::string> targets() {
   std::vector<std::string> names;
   for (int i = 0; i < headwise::target_count(); ++i) names.emplace_back(headwise::target_at(i)->name);
@@ -190,6 +203,11 @@ NB_MODULE(_core, m) {
   m.doc() = "The CPU kernel of headwise.kernels; use it through headwise.kernels.cpu.";
   m.def("targets", &targets, "Names of the targets that this machine can run, best first.");
   m.def("team", [] { return std::string(headwise::team_kind()); }, "What runs the threads.");
+  m.def("use_exchange", [](nb::handle capsule) { return headwise::use_exchange(capsule.ptr()); }, nb::arg("capsule"),
+        "Takes torch's table of DLPack functions; False where it is of another version.");
+  m.def("plain", &plain, nb::arg("target"), nb::arg("threads"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
+        nb::arg("scale").none(), nb::arg("softcap"), nb::arg("causal"), nb::arg("window"), nb::arg("offset").none(),
+        nb::arg("statistics"));
   m.def("forward", &forward, nb::arg("target"), nb::arg("threads"), nb::arg("type"), nb::arg("shape"), nb::arg("data"),
         nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("z"), nb::arg("kv_map").none(), nb::arg("scale"),
         nb::arg("softcap"), nb::arg("visible"), nb::arg("padding").none(), nb::arg("mask").none(),

@@ -50,13 +50,6 @@ float finish_row(const Call& c, const Row& row, int64_t batch) {
   return static_cast<float>(factor);
 }
 
-float row_weight(const Call& c, const Row& row, float score) {
-  double sum = row.sum;
-  if (c.sinks) sum += std::exp2(sink_above(c, row));
-  const double weight = std::exp2(static_cast<double>(score) - row.max) / sum;
-  return static_cast<float>(weight > 1.0 ? 1.0 : weight);
-}
-
 float column_factor(const Call& c, int64_t row, int64_t head) {
   const double lse = c.lse[row];
   if (lse == -std::numeric_limits<double>::infinity()) return 0.0f;

@@ -106,8 +106,6 @@ constexpr int64_t kPartialState = 8;  // floats of a partial row before its outp
 
 // finish.cpp: the row's statistics are written, and the factor for its output is returned.
 float finish_row(const Call&, const Row&, int64_t batch);
-// Weight of a score (units of log 2) in a finished row.
-float row_weight(const Call&, const Row&, float score);
 // Column sums: what a row's weights over its keys sum to (less than 1 with a sink; 0 without a visible key).
 float column_factor(const Call&, int64_t row, int64_t head);
 

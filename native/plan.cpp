@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kDirectRows = 8;        // at most so many rows of a group: read keys as they lie
 constexpr int64_t kBlockBytes = 1280 << 10;  // queries and outputs of an item
 constexpr int64_t kMostRows = 1536, kLeastRows = 192;
-constexpr double kSerialWork = 4e5;  // multiply-adds below which one thread is quicker
+constexpr double kSerialWork = 2e5;  // multiply-adds below which one thread is quicker
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

@@ -100,46 +100,136 @@ HEADWISE_INLINE float one_score(const Worker& w, const T* key) {
   return s;
 }
 
-// Weights on the chosen keys of a finished row, from one dot product each.
-static void weigh_pairs(Worker& w, const Row& row, int64_t first, int64_t last) {
+// Whether a finished row may see a key, and its score if so.
+static bool pair_score(const Worker& w, const Row& row, int64_t key, float* score) {
+  const Call& c = w.c;
+  if (key < row.low || key >= row.high) return false;
+  const int64_t start = key / PANEL * PANEL, lane = key - start;
+  if (c.padding || c.mask.data || c.bias[0].data) {
+    const uint32_t real = c.padding ? some_byte_bits(c.padding + w.b * c.padding_batch + start, c.K - start) : ALL;
+    if (!(visible_bits(c, row, w.b, start, real) >> lane & 1)) return false;
+  }
+  const int64_t at = w.b * c.k.batch + w.g * c.k.head + key * c.k.row;
+  if (c.type == Type::f32) *score = one_score(w, (const float*)c.k.data + at);
+  else if (c.type == Type::bf16) *score = one_score(w, (const bf16*)c.k.data + at);
+  else *score = one_score(w, (const f16*)c.k.data + at);
+  if (bends(c)) {
+    float s[32];
+    for (int j = 0; j < NV; ++j) store(s + j * W, set1(0.0f));
+    s[lane] = *score;
+    bend_scores(c, row, w.b, start, s);
+    *score = s[lane];
+  }
+  return true;
+}
+
+// Weights on the chosen keys of a finished row whose factor is known, from one dot product each.
+static void weigh_pairs(Worker& w, const Row& row, float factor, int64_t first, int64_t last) {
   const Call& c = w.c;
   float* out = c.pair_weights + row.head * c.pair_rows[c.B * c.Q];
-  Plan plan = w.plan;
-  plan.direct = true;
-  Worker one(c, plan);
-  one.b = w.b;
-  one.ldq = round_up(c.Dk, W);
-  Row copy = row;
-  Tile t = {1, 1, &copy, w.one_q, nullptr, nullptr, 0, 0, 0, 0, false};
-  pack_tile_any(one, t);
-  float s[32];
-  for (int64_t e = first; e < last; ++e) {
-    const int64_t key = c.pair_keys[e];
-    out[e] = 0.0f;
-    if (key < row.low || key >= row.high) continue;
-    const int64_t start = key / PANEL * PANEL, lane = key - start;
-    const uint32_t real =
-        c.padding ? some_byte_bits(c.padding + w.b * c.padding_batch + start, c.K - start) : ALL;
-    if (!(visible_bits(c, row, w.b, start, real) >> lane & 1)) continue;
-    for (int j = 0; j < NV; ++j) store(s + j * W, set1(0.0f));
-    const int64_t at = w.b * c.k.batch + w.g * c.k.head + key * c.k.row;
-    if (c.type == Type::f32) s[lane] = one_score(w, (const float*)c.k.data + at);
-    else if (c.type == Type::bf16) s[lane] = one_score(w, (const bf16*)c.k.data + at);
-    else s[lane] = one_score(w, (const f16*)c.k.data + at);
-    if (bends(c)) bend_scores(c, row, w.b, start, s);
-    out[e] = row_weight(c, row, s[lane]);
+  const int64_t at = w.b * c.q.batch + row.head * c.q.head + row.query * c.q.row;
+  const float scale = c.scale * kLog2e;
+  if (c.type == Type::f32) pack_row(w.one_q, (const float*)c.q.data + at, c.Dk, scale);
+  else if (c.type == Type::bf16) pack_row(w.one_q, (const bf16*)c.q.data + at, c.Dk, scale);
+  else pack_row(w.one_q, (const f16*)c.q.data + at, c.Dk, scale);
+  for (int64_t e = first; e < last; e += W) {
+    const int n = (int)least(W, last - e);
+    float s[W];
+    store(s, set1(kHidden));
+    uint32_t seen = 0;
+    for (int i = 0; i < n; ++i) seen |= (uint32_t)pair_score(w, row, c.pair_keys[e + i], s + i) << i;
+    F weight = mul(exp2(sub(load(s), set1(row.max))), set1(factor));
+    weight = select(above_bits(weight, set1(1.0f)) & equal_bits(weight, weight), set1(1.0f), weight);
+    store_first(out + e, select(seen, weight, set1(0.0f)), n);
   }
+}
+
+// log(m * 2^e) for m between sqrt(1/2) and sqrt(2); 0 for 1. The polynomial is that of Cephes' logf (Moshier 1992).
+HEADWISE_INLINE F log_of(F m, F e) {
+  const F f = sub(m, set1(1.0f)), square = mul(f, f);
+  F p = set1(7.0376836292e-2f);
+  p = fma(p, f, set1(-1.1514610310e-1f));
+  p = fma(p, f, set1(1.1676998740e-1f));
+  p = fma(p, f, set1(-1.2420140846e-1f));
+  p = fma(p, f, set1(1.4249322787e-1f));
+  p = fma(p, f, set1(-1.6668057665e-1f));
+  p = fma(p, f, set1(2.0000714765e-1f));
+  p = fma(p, f, set1(-2.4999993993e-1f));
+  p = fma(p, f, set1(3.3333331174e-1f));
+  F tail = mul(mul(f, square), p);
+  tail = fma(e, set1(-2.12194440e-4f), tail);
+  tail = fma(set1(-0.5f), square, tail);
+  return fma(e, set1(0.693359375f), add(f, tail));
+}
+
+// What a row's statistics are made of, row by row in the lanes of vectors.
+struct Lanes {
+  static constexpr int N = 16;
+  float sum[N], mantissa[N], exponent[N], max[N], weighted[N], distance[N];
+  float factor[N], lse[N], entropy[N], far[N];
+};
+
+// Reads a row; false where something in it is unusual and finish_row must look.
+HEADWISE_INLINE bool read_row(Lanes& x, int r, const Row& row) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &row.sum, 4);
+  const int32_t above = (int32_t)(bits - 0x3f3504f3u);  // sqrt(1/2)
+  const uint32_t rest = bits - ((uint32_t)(above >> 23) << 23);
+  __builtin_memcpy(x.mantissa + r, &rest, 4);
+  x.exponent[r] = (float)(above >> 23);
+  x.sum[r] = row.sum;
+  x.max[r] = row.max;
+  x.weighted[r] = row.weighted;
+  x.distance[r] = row.distance;
+  return row.visible > 0 && row.sum >= 1.0f && row.sum < 1.0e30f && row.max > kHidden && row.max < 3.0e38f &&
+         row.weighted > -1.0e30f;
+}
+
+// Factors, and statistics where they are wanted, of the usual rows of a tile; gives the bits of those rows.
+static uint32_t finish_usual(const Call& c, const Tile& t, int64_t batch, float* factor) {
+  static_assert(MR <= Lanes::N && Lanes::N % W == 0, "a tile fits");
+  if (c.sinks) return 0;
+  Lanes x;
+  uint32_t usual = 0;
+  for (int r = 0; r < t.rows; ++r) usual |= (uint32_t)read_row(x, r, t.row[r]) << r;
+  for (int r = t.rows; r % W; ++r) x.sum[r] = x.mantissa[r] = 1.0f, x.exponent[r] = x.max[r] = x.weighted[r] = x.distance[r] = 0.0f;
+  for (int i = 0; i < t.rows; i += W) {
+    const F one = div(set1(1.0f), load(x.sum + i));
+    store(factor + i, one);
+    if (!c.statistics) continue;
+    const F log = log_of(load(x.mantissa + i), load(x.exponent + i)), max = load(x.max + i);
+    // ln 2 in two parts, the first of few digits
+    store(x.lse + i, fma(max, set1(0.693359375f), fma(max, set1(-2.12194440e-4f), log)));
+    store(x.entropy + i, sub(log, mul(mul(load(x.weighted + i), one), set1(0.6931471805599453f))));
+    if (c.distance) store(x.far + i, mul(load(x.distance + i), one));
+  }
+  for (int r = 0; r < t.rows; ++r) {
+    if (!(usual >> r & 1)) continue;
+    const Row& row = t.row[r];
+    const int64_t at = (batch * c.H + row.head) * c.Q + row.query;
+    if (c.top) c.top[at] = row.max;
+    if (!c.statistics) continue;
+    c.lse[at] = x.lse[r];
+    c.entropy[at] = x.entropy[r] < 0.0f ? 0.0f : x.entropy[r];
+    c.max_weight[at] = factor[r];
+    c.argmax[at] = row.argmax;
+    c.visible[at] = row.visible;
+    if (c.distance) c.distance[at] = x.far[r];
+  }
+  return usual;
 }
 
 static void finish_tile(Worker& w, Tile& t) {
   const Call& c = w.c;
+  float factors[Lanes::N];
+  const uint32_t usual = finish_usual(c, t, w.b, factors);
   for (int r = 0; r < t.rows; ++r) {
     Row& row = t.row[r];
     float *o = t.o + r * w.ldo, *classes = t.classes + r * w.ldc;
     bool sound = !row.visible || row.sum != row.sum || (row.max > kHidden && row.weighted == row.weighted);
     float factor = 0.0f;
     if (sound) {
-      factor = finish_row(c, row, w.b);
+      factor = usual >> r & 1 ? factors[r] : finish_row(c, row, w.b);
       sound = write_row(w, row, o, factor) || row.sum != row.sum;
     }
     if (!sound) {
@@ -152,7 +242,7 @@ static void finish_tile(Worker& w, Tile& t) {
                    factor, row.visible == 0);
     if (c.pair_rows) {
       const int64_t* span = c.pair_rows + w.b * c.Q + row.query;
-      if (span[0] < span[1]) weigh_pairs(w, row, span[0], span[1]);
+      if (span[0] < span[1]) weigh_pairs(w, row, factor, span[0], span[1]);
     }
   }
 }

@@ -25,6 +25,7 @@ struct Worker {
   // Panels of the current tile and key block that some row sees.
   int count = 0, index[MAX_PANELS];
   bool exact[MAX_PANELS];
+  bool half = false;  // of the last panel only the first vector is seen
   const float* packed_values = nullptr;  // null: read v as it lies
 
   Worker(const Call& call, const Plan& its_plan) : c(call), plan(its_plan) {}
@@ -141,6 +142,7 @@ static void set_rows(Worker& w, int64_t q0, int64_t q1, int64_t k0, int64_t k1) 
 static void list_panels(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
   const Call& c = w.c;
   w.count = 0;
+  w.half = false;
   const int64_t a = most(t.low_any, k0), e = least(t.high_any, k1);
   if (a >= e) return;
   const bool plain = !c.mask.data && !c.bias[0].data;
@@ -167,6 +169,7 @@ static void list_panels(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
     w.index[w.count++] = (int)p;
   }
   for (int r = 0; r < t.rows; ++r) t.row[r].visible += whole * PANEL;
+  w.half = w.count && k0 + (int64_t)w.index[w.count - 1] * PANEL + W >= e;
 }
 
 // The end of the run of neighbouring panels that starts at i.
@@ -197,8 +200,10 @@ static void direct_scores(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
 
 template <int R>
 static void packed_scores(Worker& w, const Tile& t) {
-  for (int i = 0; i < w.count; ++i)
-    scores_tile<R>(t.q, w.keys + (int64_t)w.index[i] * PANEL * w.c.Dk, w.c.Dk, w.s + (int64_t)i * PANEL, w.lds);
+  const int64_t whole = w.count - w.half, panel = PANEL * w.c.Dk;
+  for (int64_t i = 0; i < whole; ++i)
+    scores_tile<R, NV>(t.q, w.keys + w.index[i] * panel, w.c.Dk, w.s + i * PANEL, w.lds);
+  if (w.half) scores_tile<R, 1>(t.q, w.keys + w.index[whole] * panel, w.c.Dk, w.s + whole * PANEL, w.lds);
 }
 
 static void make_scores(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
@@ -229,9 +234,11 @@ static void make_scores(Worker& w, const Tile& t, int64_t k0, int64_t k1) {
 template <bool STATS, bool DISTANCE>
 static void weigh_rows(Worker& w, const Tile& t, int64_t k0, float* alpha) {
   auto key_of = [&w, k0](int64_t column) { return k0 + (int64_t)w.index[column / PANEL] * PANEL + column % PANEL; };
+  const int64_t n = (int64_t)w.count * PANEL - (w.half ? PANEL - W : 0);
+  const bool straight = w.index[w.count - 1] - w.index[0] == w.count - 1;
   for (int r = 0; r < t.rows; ++r)
-    alpha[r] = softmax_row<STATS, DISTANCE>(w.s + r * w.lds, (int64_t)w.count * PANEL, t.row[r],
-                                            t.row[r].query + w.c.offset, key_of);
+    alpha[r] = softmax_row<STATS, DISTANCE>(w.s + r * w.lds, n, t.row[r],
+                                            t.row[r].query + w.c.offset, key_of, straight);
 }
 
 static void weigh(Worker& w, const Tile& t, int64_t k0, float* alpha) {

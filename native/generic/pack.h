@@ -22,14 +22,14 @@ HEADWISE_UNROLL
   }
 }
 
-// Keys [0, keys) as panels of NV * W keys: dst[panel][d][key]. Missing keys are 0.
+// Keys [0, keys) as panels of NV * W keys: dst[panel][d][key]. In the last vector that holds a key, missing ones are 0.
 template <class T>
 static void pack_keys(float* dst, const T* k, int64_t stride, int64_t keys, int64_t width) {
   const T* src[W];
   for (int64_t start = 0; start < keys; start += NV * W, dst += NV * W * width) {
-    for (int j = 0; j < NV; ++j) {
+    for (int j = 0; j < NV && start + j * W < keys; ++j) {
       const int64_t at = start + j * W;
-      const int rows = keys - at <= 0 ? 0 : keys - at < W ? (int)(keys - at) : W;
+      const int rows = keys - at < W ? (int)(keys - at) : W;
       for (int r = 0; r < rows; ++r) src[r] = k + (at + r) * stride;
       turn(dst + j * W, NV * W, src, rows, width, 1.0f);
     }

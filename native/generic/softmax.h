@@ -31,9 +31,10 @@ HEADWISE_INLINE int64_t first_equal(const float* s, int64_t n, float x) {
 }
 
 // s becomes exp2(s - max); the row's sums are updated. Returns the factor for what was summed before.
-// `key_of` maps a column to its key. Columns are a multiple of W, hidden ones hold kHidden.
+// `key_of` maps a column to its key; `straight`: keys follow each other as columns do. Columns are a multiple of W,
+// hidden ones hold kHidden.
 template <bool STATS, bool DISTANCE, class KeyOf>
-HEADWISE_INLINE float softmax_row(float* s, int64_t n, Row& row, int64_t position, KeyOf key_of) {
+HEADWISE_INLINE float softmax_row(float* s, int64_t n, Row& row, int64_t position, KeyOf key_of, bool straight) {
   const float block = row_max(s, n), before = row.max;
   float alpha = 1.0f;
   if (block > before) {
@@ -53,8 +54,11 @@ HEADWISE_INLINE float softmax_row(float* s, int64_t n, Row& row, int64_t positio
   }
   const F top = set1(row.max);
   F sum0 = set1(0.0f), sum1 = sum0, weighted0 = sum0, weighted1 = sum0, far = sum0;
-  auto gap = [&key_of, position](int64_t column) {
-    return abs(add(iota(), set1((float)(key_of(column) - position))));
+  F here = DISTANCE ? add(iota(), set1((float)(key_of(0) - position))) : sum0;
+  auto gap = [&](int64_t column) {
+    const F found = straight ? here : add(iota(), set1((float)(key_of(column) - position)));
+    here = add(here, set1((float)W));
+    return abs(found);
   };
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
@@ -68,7 +72,10 @@ HEADWISE_INLINE float softmax_row(float* s, int64_t n, Row& row, int64_t positio
       weighted0 = fma(p0, x0, weighted0);
       weighted1 = fma(p1, x1, weighted1);
     }
-    if (DISTANCE) far = fma(p1, gap(i + W), fma(p0, gap(i), far));
+    if (DISTANCE) {
+      far = fma(p0, gap(i), far);
+      far = fma(p1, gap(i + W), far);
+    }
   }
   if (i < n) {
     F x = sub(load(s + i), top), p = exp2(x);

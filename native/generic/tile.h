@@ -1,23 +1,23 @@
 // Register tiles: scores from packed keys, scores along keys as they lie, and weights times values.
 // Included inside the namespace of a target, after its vocabulary.
 
-// s[r][0 .. panel) = sum_d q[d][r] * k[d][0 .. panel)
-template <int R>
+// s[r][0 .. N * W) = sum_d q[d][r] * k[d][0 .. N * W) for the first N vectors of a panel
+template <int R, int N>
 HEADWISE_INLINE void scores_tile(const float* q, const float* k, int64_t width, float* s, int64_t ld) {
-  F acc[R][NV];
+  F acc[R][N];
 HEADWISE_UNROLL
   for (int r = 0; r < R; ++r)
 HEADWISE_UNROLL
-    for (int j = 0; j < NV; ++j) acc[r][j] = set1(0.0f);
+    for (int j = 0; j < N; ++j) acc[r][j] = set1(0.0f);
   for (int64_t d = 0; d < width; ++d) {
-    F key[NV];
+    F key[N];
 HEADWISE_UNROLL
-    for (int j = 0; j < NV; ++j) key[j] = load(k + j * W);
+    for (int j = 0; j < N; ++j) key[j] = load(k + j * W);
 HEADWISE_UNROLL
     for (int r = 0; r < R; ++r) {
       F x = set1(q[r]);
 HEADWISE_UNROLL
-      for (int j = 0; j < NV; ++j) acc[r][j] = fma(x, key[j], acc[r][j]);
+      for (int j = 0; j < N; ++j) acc[r][j] = fma(x, key[j], acc[r][j]);
     }
     q += R;
     k += NV * W;
@@ -25,11 +25,11 @@ HEADWISE_UNROLL
 HEADWISE_UNROLL
   for (int r = 0; r < R; ++r)
 HEADWISE_UNROLL
-    for (int j = 0; j < NV; ++j) store(s + r * ld + j * W, acc[r][j]);
+    for (int j = 0; j < N; ++j) store(s + r * ld + j * W, acc[r][j]);
 }
 
 // Rows that are read once from far away are asked for this many rows ahead.
-constexpr int64_t AHEAD = 16;
+constexpr int64_t AHEAD = 48;
 
 template <class T>
 HEADWISE_INLINE void prefetch_row(const T* row, int64_t width) {
@@ -100,7 +100,7 @@ static void values_rows(const float* p, int64_t ldp, const T* v, int64_t ldv, in
 template <int R, class T>
 static void scores_direct(const float* q, int64_t ldq, const T* k, int64_t ldk, int64_t keys, int64_t width, float* s,
                           int64_t ld, const T* next, int64_t ldn) {
-  constexpr int KEYS = 4;
+  constexpr int KEYS = W >= 4 * R ? W / R : 4;  // so many sums fill whole vectors
   const int64_t whole = width / W * W;
   const int rest = (int)(width - whole);
   int64_t key = 0;
@@ -133,10 +133,11 @@ HEADWISE_UNROLL
         for (int r = 0; r < R; ++r) acc[r][j] = fma(load(q + r * ldq + whole), y, acc[r][j]);
       }
     }
+    float sums[R * KEYS];
 HEADWISE_UNROLL
-    for (int r = 0; r < R; ++r)
+    for (int i = 0; i < R * KEYS / W; ++i) store(sums + i * W, sum_each(&acc[0][0] + i * W));
 HEADWISE_UNROLL
-      for (int j = 0; j < KEYS; ++j) s[r * ld + key + j] = hsum(acc[r][j]);
+    for (int r = 0; r < R; ++r) __builtin_memcpy(s + r * ld + key, sums + r * KEYS, KEYS * sizeof(float));
   }
   for (; key < keys; ++key) {
     for (int r = 0; r < R; ++r) {

@@ -127,6 +127,12 @@ HEADWISE_INLINE void transpose(F (&r)[8]) {
   HEADWISE_UNROLL
   for (int c = 0; c < 8; ++c) r[c] = t[c];
 }
-HEADWISE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// Lane i: the sum of the lanes of x[i].
+HEADWISE_INLINE F sum_each(const F* x) {
+  const F a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  const F b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+HEADWISE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 }}  // namespace headwise::avx2

@@ -108,6 +108,21 @@ HEADWISE_UNROLL
     r[12 + c] = _mm512_shuffle_f32x4(t[8 + c], t[12 + c], 0xdd);
   }
 }
-HEADWISE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+// Lane i: the sum of the lanes of x[i].
+HEADWISE_INLINE F sum_each(const F* x) {
+  F a[8], b[4];
+HEADWISE_UNROLL
+  for (int i = 0; i < 8; ++i)
+    a[i] = add(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+HEADWISE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const __m512d low = _mm512_castps_pd(a[2 * i]), high = _mm512_castps_pd(a[2 * i + 1]);
+    b[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  }
+  const F c = add(_mm512_shuffle_f32x4(b[0], b[1], 0x88), _mm512_shuffle_f32x4(b[0], b[1], 0xdd));
+  const F d = add(_mm512_shuffle_f32x4(b[2], b[3], 0x88), _mm512_shuffle_f32x4(b[2], b[3], 0xdd));
+  return add(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xdd));
+}
+HEADWISE_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 }}  // namespace headwise::avx512

@@ -109,6 +109,8 @@ HEADWISE_INLINE void transpose(F (&r)[4]) {
       r[j].v[i] = x;
     }
 }
+// Lane i: the sum of the lanes of x[i].
+HEADWISE_INLINE F sum_each(const F* x) { return F{{hsum(x[0]), hsum(x[1]), hsum(x[2]), hsum(x[3])}}; }
 HEADWISE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #undef HEADWISE_LANES

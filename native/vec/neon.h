@@ -104,6 +104,8 @@ HEADWISE_INLINE void transpose(F (&r)[4]) {
   r[2] = vcombine_f32(vget_high_f32(a.val[0]), vget_high_f32(b.val[0]));
   r[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
 }
+// Lane i: the sum of the lanes of x[i].
+HEADWISE_INLINE F sum_each(const F* x) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
 HEADWISE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }}  // namespace headwise::neon

@@ -33,13 +33,17 @@ if TYPE_CHECKING:
     from headwise.models.gate import gate as gate
     from headwise.nn import KVCache as KVCache
     from headwise.nn import MultiHeadAttention as MultiHeadAttention
+    from headwise.plans import HeadPlan as HeadPlan
     from headwise.verbs.cost import cost as cost
     from headwise.verbs.importance import importance as importance
+    from headwise.verbs.plan import plan as plan
+    from headwise.verbs.prune import prune as prune
     from headwise.verbs.redundancy import redundancy as redundancy
     from headwise.verbs.report import report as report
     from headwise.verbs.roles import roles as roles
     from headwise.verbs.scan import scan as scan
     from headwise.verbs.statistics import statistics as statistics
+    from headwise.verbs.verify import verify as verify
     from headwise.verbs.watch import watch as watch
 
     __version__: str
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "HeadId": "headwise.layout",
     "HeadLayout": "headwise.layout",
+    "HeadPlan": "headwise.plans",
     "HeadTable": "headwise.heads",
     "HeadwiseError": "headwise.errors",
     "KVCache": "headwise.nn",
@@ -63,12 +68,15 @@ _HOMES = {
     "importance": "headwise.verbs",
     "load": "headwise.models",
     "observe": "headwise.models",
+    "plan": "headwise.verbs",
+    "prune": "headwise.verbs",
     "read_run": "headwise.artifacts",
     "redundancy": "headwise.verbs",
     "report": "headwise.verbs",
     "roles": "headwise.verbs",
     "scan": "headwise.verbs",
     "statistics": "headwise.verbs",
+    "verify": "headwise.verbs",
     "watch": "headwise.verbs",
     "wrap": "headwise.models",
 }

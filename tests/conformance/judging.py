@@ -28,7 +28,7 @@ from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
 from headwise.kernels import Wanted
-from headwise.layout import HeadLayout
+from headwise.layout import HeadLayout, Site, SiteKey
 from headwise.models import gate, observe, output_weight
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.examples import candidates, padded
@@ -134,16 +134,27 @@ def dense_attention(kept: list[Tensor]) -> Callable[[Any], Any]:
                 scores = (
                     scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
                 )
-            scores = scores.clamp(min=torch.finfo(scores.dtype).min)
-            top = scores.amax(-1, keepdim=True)
-            weights = (scores - top).exp()
-            weights = weights / weights.sum(-1, keepdim=True)
-            kept.append(weights)
+            blind = (scores == -torch.inf).all(-1, keepdim=True)  # torch gives such a row zeros
+            scores = scores.masked_fill(blind, 0)
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            weights = (weights / weights.sum(-1, keepdim=True)).masked_fill(blind, 0)
+            kept.append(without_underflow(weights, scores.masked_fill(blind, -torch.inf), -1))
             return weights @ value
 
         return attend
 
     return made
+
+
+def without_underflow(output: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """A softmax in which a visible key that float32 rounds to zero, and float64 does not, is left as next to nothing.
+
+    Visible keys are counted by their weights, and sharp random models have some of 1e-85.
+    """
+    if output.dtype == torch.float64 or not bool((output == 0).any()):
+        return output
+    exact = (scores.double() - scores.double().amax(dim, keepdim=True)).exp()
+    return torch.where((output == 0) & (exact > 0), torch.finfo(output.dtype).tiny, output)
 
 
 @contextmanager
@@ -164,6 +175,8 @@ def recorded(model: nn.Module) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         def kept(*args: Any, **kwargs: Any) -> Any:
             output = function(*args, **kwargs)
             if output.ndim > 2:
+                named = dict(zip(("input", "dim"), args, strict=False)) | kwargs
+                output = without_underflow(output, named["input"], named["dim"])
                 softmax.append(output.clone())
             return output
 
@@ -214,11 +227,13 @@ def left_padded(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any] | No
     return shifted
 
 
-def own_weights(model: nn.Module, inputs: dict[str, Any], *, double: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+def own_weights(
+    model: nn.Module, inputs: dict[str, Any], *, double: bool = True, implementation: str = "eager"
+) -> tuple[list[Tensor], list[Tensor]]:
     """What the model computes by itself, in float64 (float32 where it does not run in float64, or where asked)."""
     truth = copy.deepcopy(model).double() if double else copy.deepcopy(model)
     for config in configs_of(truth):
-        config._attn_implementation_internal = "eager"
+        config._attn_implementation_internal = implementation
     doubled = {
         name: value.double() if double and isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
@@ -268,7 +283,8 @@ def compare(model: nn.Module, found: Discovered, inputs: dict[str, Any]) -> tupl
     """What is wrong, or how far the rows are from the model's own attention.
 
     In float64 first; where that is off, the model's own float32 decides, ten times as strictly: what is left then is
-    the model's own rounding.
+    the model's own rounding. Last, where eager attention gives rows that see no key something else than torch's fused
+    attention does, and later layers look at them: the fused attention that the model is set to, written out.
     """
     rows = Rows()
     with torch.no_grad(), observe(model, rows):
@@ -278,7 +294,24 @@ def compare(model: nn.Module, found: Discovered, inputs: dict[str, Any]) -> tupl
         alike, single = _compare(rows, found, *own_weights(model, inputs, double=False))
         if not alike and single <= 1e-5:
             return "", single
+        if all(config._attn_implementation == "sdpa" for config in configs_of(model)):
+            fused, off_fused = _compare_fused(rows, own_weights(model, inputs, implementation="sdpa")[1])
+            if not fused and off_fused <= 1e-4:
+                return "", off_fused
     return problem, off
+
+
+def _compare_fused(rows: Rows, weights: list[Tensor]) -> tuple[str, float]:
+    """The same against the weights of every call of torch's fused attention, call by call."""
+    if len(rows.calls) != len(weights):
+        return f"{len(rows.calls)} calls seen, {len(weights)} of fused attention", 0.0
+    worst = 0.0
+    for call, one in zip(rows.calls, weights, strict=True):
+        off = difference(call, one)
+        if isinstance(off, str):
+            return off, 0.0
+        worst = max(worst, off)
+    return "", worst
 
 
 def _compare(rows: Rows, found: Discovered, eager: list[Tensor], softmax: list[Tensor]) -> tuple[str, float]:
@@ -329,7 +362,7 @@ def compare_gates(model: nn.Module, layout: HeadLayout, inputs: dict[str, Any]) 
         with torch.no_grad():
             output_weight(changed, block)[head] = 0
             expected = tensors_of(run_model(changed, inputs))
-            with gate(model, {other.key: [head] for other in layout.sites if other.block == site.block}):
+            with gate(model, {key: [head] for key in _of_the_same_weights(model, layout, site)}):
                 gated = tensors_of(run_model(model, inputs))
         for left, right in zip(gated, expected, strict=True):
             if not left.is_floating_point():
@@ -342,6 +375,14 @@ def compare_gates(model: nn.Module, layout: HeadLayout, inputs: dict[str, Any]) 
     if compared:
         return "equal"
     return "not compared: " + next(dict(block.unknown)["o"] for block in layout.blocks.values() if block.o is None)
+
+
+def _of_the_same_weights(model: nn.Module, layout: HeadLayout, site: Site) -> list[SiteKey]:
+    """The sites whose heads go through the same output projection, also where two modules hold one weight."""
+    blocks = {path: block for path, block in layout.blocks.items() if block.o is not None}
+    place = output_weight(model, blocks[site.block]).data_ptr()
+    same = {path for path, block in blocks.items() if output_weight(model, block).data_ptr() == place}
+    return [other.key for other in layout.sites if other.block in same]
 
 
 def _sites(layout: HeadLayout) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 import transformers
 from judging import Verdict
+from pruning import Pruned
+from pruning_page import COLUMNS, by_type, cells, section
 
 __all__ = ["page_of"]
 
@@ -19,10 +21,20 @@ _SEAMS = {
 #: (verdict, heading, what it means), in the order of the page.
 _REST = (
     (
+        "WRONG",
+        "Measured wrongly",
+        "Do not use headwise with these: its numbers are not the model's.",
+    ),
+    (
+        "FAILED",
+        "Failed",
+        "Headwise ended in an error that it should have put into words.",
+    ),
+    (
         "as set",
         "Measured, but without a second opinion",
-        "Transformers' own eager attention gives other numbers for these than the implementation that they are set "
-        "to, or numbers that are not finite, so there is nothing to compare with. What is measured is what they "
+        "Neither transformers' own eager attention nor torch's fused attention written out gives the numbers of the "
+        "implementation that these are set to, so there is nothing to compare with. What is measured is what they "
         "compute as set; every call is compared with the model's own attention function when the heads are found.",
     ),
     (
@@ -44,8 +56,9 @@ _REST = (
 )
 
 
-def page_of(verdicts: Sequence[Verdict]) -> str:
+def page_of(verdicts: Sequence[Verdict], pruned: Sequence[Pruned] = ()) -> str:
     """The page as Markdown; the same bytes for the same verdicts."""
+    cut = by_type(pruned)
     counts = Counter(verdict.verdict for verdict in verdicts)
     exact = [verdict for verdict in verdicts if verdict.verdict == "exact"]
     return "\n".join(
@@ -75,8 +88,10 @@ def page_of(verdicts: Sequence[Verdict]) -> str:
             "*Exactly* means: the number of visible keys of every row is that of the weights which the model itself "
             "computes with eager attention in float64, and the row's entropy and largest weight agree with theirs to "
             "1e-4 absolute beside 1e-4 relative (where the model's own float32 is further off than that, with its "
-            "float32 to 1e-5); and a gate on the last head of every kind of attention gives the output of the model "
-            "whose output projection has zeros for that head, to 2e-5 of the largest output.",
+            "float32 to 1e-5; where a row without a visible key is something else to eager attention than to torch's "
+            "fused attention, with the fused attention written out); and a gate on the last head of every kind of "
+            "attention gives the output of the model whose output projection has zeros for that head, to 2e-5 of the "
+            "largest output.",
             "",
             "A model that is not listed, or is written in plain torch, is judged when its heads are found: every "
             "attention call of a small forward pass is computed twice, by the model and by headwise, and a model whose "
@@ -91,9 +106,13 @@ def page_of(verdicts: Sequence[Verdict]) -> str:
             "`hw.wrap(model).layout.uncovered` names them.",
             "",
             *_table(
-                ("model type", "attention layers of the small model", "seen through", "masks", "gate", "elsewhere"),
-                map(_row, exact),
+                (
+                    *("model type", "attention layers of the small model", "seen through", "masks", "gate"),
+                    *("elsewhere", *COLUMNS),
+                ),
+                [(*_row(verdict), *cells(cut.get(verdict.model_type))) for verdict in exact],
             ),
+            *section(pruned),
             *[line for part in _REST for line in _section(verdicts, *part)],
             "",
         ]

@@ -58,13 +58,36 @@ def test_a_wrong_measurement_would_be_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert judge("gemma2").verdict == "WRONG"
 
 
+def test_a_weight_that_float32_rounds_to_zero_is_that_of_a_visible_key() -> None:
+    """CPM-Ant's smallest weights are 1e-85: its softmax in float64 sees every key, its softmax in float32 does not."""
+    assert judge("cpmant").verdict == "exact"
+
+
 @pytest.mark.slow
 def test_every_type_and_the_page_that_says_so() -> None:
     """At least 250 types exactly, none wrongly; docs/models.md is what came out."""
-    from conformance import PAGE, run
+    from conformance import PAGE, run, run_pruning
 
     verdicts = run(types(), processes=2)
     counts = Counter(verdict.verdict for verdict in verdicts)
     assert counts["WRONG"] == counts["FAILED"] == 0, [v for v in verdicts if v.verdict in ("WRONG", "FAILED")]
     assert counts["exact"] >= 250
-    assert PAGE.read_text() == page_of(verdicts)
+    pruned = run_pruning(types(), processes=2)
+    counts = Counter(one.verdict for one in pruned)
+    assert counts["WRONG"] == counts["FAILED"] == 0, [one for one in pruned if one.verdict in ("WRONG", "FAILED")]
+    assert counts["exact"] >= 150
+    assert PAGE.read_text() == page_of(verdicts, pruned)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """What is in the file that is kept is not judged again."""
+    import json
+    from dataclasses import asdict
+
+    from conformance import run
+    from judging import Verdict
+
+    keep = tmp_path / "kept.jsonl"
+    known = [Verdict("bert", "exact", sites="encoder self 2"), Verdict("gpt2", "refused", "a reason")]
+    keep.write_text("".join(json.dumps(asdict(one)) + "\n" for one in known))
+    assert run(["gpt2", "bert"], 1, keep) == known

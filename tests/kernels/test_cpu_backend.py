@@ -13,7 +13,7 @@ from headwise.kernels import Problem, ScoreRule, Visible, Wanted, backends, choo
 
 built = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
-X = torch.randn(2, 4, 7, 3)
+X = torch.randn(2, 4, 7, 3, generator=torch.Generator().manual_seed(0))
 
 
 @built
@@ -49,12 +49,33 @@ def test_it_stands_back_where_gradients_of_plain_attention_are_wanted_and_runs_i
     choice = choose(Problem(q, X, X))
     assert choice.backend == "sdpa"
     assert dict(choice.reasons)["cpu"].startswith("gradients of plain attention are wanted")
-    found = {}
-    for name in ("cpu", "sdpa"):
-        (found[name],) = torch.autograd.grad(run(Problem(q, X, X), backend=name).z.square().sum(), q)
-    torch.testing.assert_close(found["cpu"], found["sdpa"])
+
+    def gradient(dtype, backend):
+        q, x = X.to(dtype).requires_grad_(), X.to(dtype)
+        return torch.autograd.grad(run(Problem(q, x, x), backend=backend).z.square().sum(), q)[0].double()
+
+    truth = gradient(torch.float64, "eager")
+    off, torchs = ((gradient(torch.float32, name) - truth).abs().max() for name in ("cpu", "sdpa"))
+    assert off <= 2 * torchs + 1e-6 * truth.abs().max()
     with torch.no_grad():
         assert choose(Problem(q, X, X)).backend == "cpu"
+
+
+@built
+@pytest.mark.parametrize("units", [False, True])
+def test_it_stands_back_where_torch_has_matrix_units_for_bfloat16_and_z_alone_is_wanted(units, monkeypatch):
+    monkeypatch.setattr("headwise.kernels.cpu._matrix_units", lambda: units)
+    x = torch.randn(1, 2, 33, 8).bfloat16()
+    plain = Problem(x, x, x, Visible(causal=True))
+    choice = run(plain).choice
+    assert choice.backend == ("sdpa" if units else "cpu")
+    if units:
+        assert "torch multiplies bfloat16 on this processor's matrix units (AMX)" in dict(choice.reasons)["cpu"]
+    assert run(plain, Wanted(rows=True)).choice.backend == "cpu"
+    assert run(plain, backend="cpu").choice.backend == "cpu"
+    assert choose(Problem(x[:, :, :1], x, x)).backend == "cpu"
+    assert choose(Problem(x.float(), x.float(), x.float())).backend == "cpu"
+    assert choose(Problem(x, x, x, Visible(causal=True), ScoreRule(softcap=2.0))).backend == "cpu"
 
 
 @built

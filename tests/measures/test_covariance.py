@@ -122,6 +122,42 @@ def test_first_rows_can_be_left_out() -> None:
         statistics(module, inputs=passages, skip_first=-1)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rows_relative_to_their_energy(batch_size: int) -> None:
+    """Weights are 1/|h|^2, and in a decoder the first row of a passage weighs as much as all others would."""
+    module, passages = llama(), ids(11, 3, 7)
+    found = statistics(module, inputs=passages, relative=True, batch_size=batch_size)
+    for layer, site in enumerate(found):
+        z, counts, squares = [], [], []
+        for one in passages:
+            z.append(heads_of(module, f"model.layers.{layer}.self_attn.o_proj", tensor(one), 4)[0].flatten(1).double())
+            with torch.no_grad():
+                hidden = module(**tensor(one), output_hidden_states=True).hidden_states[layer][0].double()
+            squares.append(hidden.square().sum(-1))
+            counts.append(torch.tensor([len(hidden) - 1.0] + [1.0] * (len(hidden) - 1), dtype=torch.float64))
+        weights = torch.cat(counts) / torch.cat(squares)
+        expected = np.cov(torch.cat(z).T, aweights=weights, bias=True)
+        torch.testing.assert_close(found[site].covariance, torch.from_numpy(expected), rtol=1e-4, atol=1e-8)
+        assert found[site].input_energy == pytest.approx(float(torch.cat(counts).sum() / weights.sum()), rel=1e-5)
+        assert found[site].z.weight == pytest.approx(float(weights.sum()), rel=1e-5)
+
+
+def test_weighted_parts_merge_and_are_saved(tmp_path: Path) -> None:
+    model = hw.wrap(llama())
+    passages = ids(11, 3, 7, 13, 5)
+    whole = statistics(model, inputs=passages, relative=True)
+    first, second = (statistics(model, inputs=part, relative=True) for part in (passages[:2], passages[2:]))
+    again = Statistics.load(first.save(tmp_path / "first.safetensors"))
+    assert again.relative
+    joined = second.merge(again)
+    for site in whole:
+        torch.testing.assert_close(joined[site].covariance, whole[site].covariance, rtol=1e-4, atol=1e-8)
+        assert joined[site].input_energy == pytest.approx(whole[site].input_energy, rel=1e-6)
+        assert joined[site].z.rows == whole[site].z.rows
+    with pytest.raises(InputError, match="cannot merge: relative"):
+        first.merge(statistics(model, inputs=passages[2:]))
+
+
 def test_g_is_that_of_autograd() -> None:
     """g is the gradient of the summed loss at the output of W_O, row by row."""
     module, passages = gpt2(), ids(11, 3, 7)

@@ -195,3 +195,22 @@ def test_factors_of_the_output_projection() -> None:
     whole = torch.einsum("bqhd,hde->bqhe", z.double(), weights.o).norm(dim=-1)
     small = torch.einsum("bqhd,hdr->bqhr", z, weights.output_factor).norm(dim=-1)
     torch.testing.assert_close(small.double(), whole, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "a row twice", "everything"])
+def test_the_factor_of_the_output_projection_keeps_norms_where_its_rows_depend_on_each_other(lost: str) -> None:
+    module = gpt2()
+    block = hw.wrap(module).layout.blocks["transformer.h.0.attn"]
+    weights = HeadWeights(module, block)
+    assert not isinstance(weights.o, str)
+    o = weights.o.clone()
+    if lost == "a row twice":
+        o[0, 1] = o[0, 0]
+    elif lost == "everything":
+        o[1] = 0.0
+    weights.o = o
+    assert not isinstance(weights.output_factor, str)
+    z = torch.randn(3, o.shape[0], o.shape[1], generator=torch.Generator().manual_seed(3))
+    whole = torch.einsum("bhd,hde->bhe", z.double(), o).norm(dim=-1)
+    small = torch.einsum("bhd,hdr->bhr", z, weights.output_factor).norm(dim=-1)
+    torch.testing.assert_close(small.double(), whole, rtol=1e-5, atol=1e-6)

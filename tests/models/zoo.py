@@ -15,8 +15,10 @@ from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
+from headwise.models.families import values_of
+
 #: Largest number of parameters of a model that is called small.
-LARGEST = 30_000_000
+LARGEST = 100_000_000
 
 #: Small values for fields of text, vision and audio configs, by name.
 SMALL: dict[str, Any] = {
@@ -83,6 +85,10 @@ SMALL: dict[str, Any] = {
     "decoder_start_token_id": 3,
     "type_vocab_size": 2,
     "codebook_size": 16,
+    "vocab_size_per_layer_input": 101,
+    "hidden_size_per_layer_input": 8,
+    "global_head_dim": 16,
+    "top_k_experts": 2,
 }
 
 #: What a type needs beside the table: fields of its config, and of configs inside it by ``name.field``.
@@ -123,6 +129,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "nemotron3_diarization_audio": {"num_key_value_heads": 4},
     "dots1": {"num_key_value_heads": 2, "n_shared_experts": 1, "n_routed_experts": 4},
     "yolos": {"num_detection_tokens": 5, "image_size": [32, 32]},
+    "gemma4_assistant": {"text_config.hidden_size_per_layer_input": 0},
     "unlimited_ocr": {"text_config.num_key_value_heads": 4},
     "perceiver": {"num_latents": 16, "d_latents": 32},
 }
@@ -149,7 +156,7 @@ def small_config(kind: type[PretrainedConfig], fields: dict[str, Any] | None = N
             and not isinstance(getattr(kind, name, None), property)
             and not callable(getattr(kind, name, None))
         ):
-            before = getattr(default, name, None)
+            before = next(iter(values_of(default, name)), None)
             if isinstance(before, (list, tuple)) and not isinstance(value, (list, tuple)):
                 continue
             if name in ("sliding_window", "q_lora_rank", "head_dim") and before is None and name != "head_dim":

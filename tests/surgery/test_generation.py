@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from headwise.layout import HeadId
 from headwise.models import discover, gate
 from headwise.models.headless import HeadlessLayer
-from headwise.surgery import prune
+from headwise.surgery import prune, verify
 from tests.surgery import small
 
 PROMPT = torch.tensor([[3, 5, 7, 11], [13, 17, 19, 23]])
@@ -90,3 +90,39 @@ def test_left_padding_after_an_uneven_cut() -> None:
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     both = llama.generate(PROMPT, attention_mask=mask, max_new_tokens=5, min_new_tokens=5, do_sample=False)[:1, 4:]
     assert alone.tolist() == both.tolist()
+
+
+EXAMPLES = {
+    "llama": (lambda: small.decoder("Llama"), "model.layers.{}.self_attn", ()),
+    "gpt2": (small.gpt2, "transformer.h.{}.attn", ()),
+    "t5": (small.t5, "decoder.block.{}.layer.0.SelfAttention", ("decoder",)),
+    "t5 cross": (small.t5, "decoder.block.{}.layer.1.EncDecAttention", ("decoder",)),
+}
+
+
+def with_cache(model: Any, *, decoder: bool) -> dict[str, Any]:
+    """The input of a second step of generation: one token, and a cache that holds a prompt."""
+    prompt = {"decoder_input_ids": PROMPT[:, :3], "input_ids": PROMPT} if decoder else {"input_ids": PROMPT}
+    with torch.no_grad():
+        held = model(**prompt, use_cache=True)
+    cache = held.cache
+    assert cache.get_seq_length() == 3 + (not decoder)
+    step = {"decoder_input_ids": PROMPT[:, 3:], "input_ids": PROMPT} if decoder else {"input_ids": PROMPT[:, :1]}
+    return {**step, "cache": cache, "use_cache": True}
+
+
+@pytest.mark.parametrize("plan", list(PLANS))
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_an_example_with_a_cache(name: str, plan: str) -> None:
+    """The proof runs on a step of generation; the cache that was given stays as it was."""
+    make, path, decoder = EXAMPLES[name]
+    model = make()
+    example = with_cache(model, decoder=bool(decoder))
+    before = example["cache"].get_seq_length()
+    named = {path.format(layer): heads for layer, heads in PLANS[plan].items()}
+    pruned = prune(model, named, repair="none", example=example)
+    assert example["cache"].get_seq_length() == before
+    assert pruned.surgery is not None
+    largest = max(one.largest for one in pruned.surgery.proof.layers)
+    assert all(one.difference <= 1e-5 * largest for one in pruned.surgery.proof.layers)
+    assert verify(model, pruned, example=example).removed == {path: tuple(heads) for path, heads in named.items()}

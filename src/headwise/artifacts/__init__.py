@@ -7,10 +7,14 @@ save adds nothing here but a schema. docs/format.md describes the formats. Nothi
 
 from __future__ import annotations
 
+from headwise.artifacts._documents import COMPARISON_FORMAT as COMPARISON_FORMAT
+from headwise.artifacts._documents import COMPARISON_VERSION as COMPARISON_VERSION
 from headwise.artifacts._documents import HEADS_FORMAT as HEADS_FORMAT
 from headwise.artifacts._documents import HEADS_VERSION as HEADS_VERSION
 from headwise.artifacts._documents import MODEL_FORMAT as MODEL_FORMAT
 from headwise.artifacts._documents import MODEL_VERSION as MODEL_VERSION
+from headwise.artifacts._documents import PLAN_FORMAT as PLAN_FORMAT
+from headwise.artifacts._documents import PLAN_VERSION as PLAN_VERSION
 from headwise.artifacts._documents import REDUNDANCY_FORMAT as REDUNDANCY_FORMAT
 from headwise.artifacts._documents import REDUNDANCY_VERSION as REDUNDANCY_VERSION
 from headwise.artifacts._documents import ROLES_FORMAT as ROLES_FORMAT
@@ -39,11 +43,15 @@ from headwise.artifacts._tensors import read_tensors as read_tensors
 from headwise.artifacts._tensors import write_tensors as write_tensors
 
 __all__ = [
+    "COMPARISON_FORMAT",
+    "COMPARISON_VERSION",
     "HEADS_FILE",
     "HEADS_FORMAT",
     "HEADS_VERSION",
     "MODEL_FORMAT",
     "MODEL_VERSION",
+    "PLAN_FORMAT",
+    "PLAN_VERSION",
     "REDUNDANCY_FORMAT",
     "REDUNDANCY_VERSION",
     "REPORT_FILE",

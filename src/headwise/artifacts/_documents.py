@@ -26,6 +26,10 @@ MODEL_FORMAT: Final = "headwise.model"
 MODEL_VERSION: Final = "1.0"
 ROLES_FORMAT: Final = "headwise.roles"
 ROLES_VERSION: Final = "1.0"
+PLAN_FORMAT: Final = "headwise.plan"
+PLAN_VERSION: Final = "1.0"
+COMPARISON_FORMAT: Final = "headwise.comparison"
+COMPARISON_VERSION: Final = "1.0"
 
 _VERSIONS: Final = {
     HEADS_FORMAT: HEADS_VERSION,
@@ -34,6 +38,8 @@ _VERSIONS: Final = {
     REDUNDANCY_FORMAT: REDUNDANCY_VERSION,
     MODEL_FORMAT: MODEL_VERSION,
     ROLES_FORMAT: ROLES_VERSION,
+    PLAN_FORMAT: PLAN_VERSION,
+    COMPARISON_FORMAT: COMPARISON_VERSION,
 }
 _LARGEST: Final = 2**29
 """Bytes: a document larger than this is not one of ours (100,000 heads with 12 measures take some 100 MB)."""

@@ -33,6 +33,7 @@ __all__ = ["command"]
     metavar="ROWS",
     help="Leave out so many rows at the beginning of every passage.  [default: 0]",
 )
+@click.option("--relative", is_flag=True, help="Weigh rows as headwise plan does: by the inverse of their energy.")
 @output_options
 @click.pass_obj
 def command(settings: Settings, /, **options: Any) -> None:

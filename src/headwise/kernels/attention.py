@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import InputError, ShapeError
+from headwise.kernels import cpu
 from headwise.kernels.check import check_device, shape_of
 from headwise.kernels.problem import Problem, Rows, ScoreRule, Visible, Wanted
 from headwise.kernels.registry import run
@@ -139,6 +140,11 @@ def attention(
     for name, asked in (("causal", causal), ("rows", rows), ("weights", weights)):
         if not isinstance(asked, bool):
             raise InputError(f"{name} must be True or False; got {asked!r}.")
+    if mask is None and key_padding is None and bias is None and sinks is None and not weights and backend is None:
+        found = cpu.quick(q, k, v, causal, window, None, scale, softcap, rows)
+        if found is not None:
+            z = found[0] if gates is None else _gated(found[0], gates)
+            return (z, found[1]) if rows else z
     q, k, v = _one_dtype(q, k, v)
     seen, added = _mask_parts(mask, q, k)
     problem = Problem(

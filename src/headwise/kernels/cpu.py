@@ -8,6 +8,7 @@ accumulated in float32. Gradients come from the tiled backend's backward pass, w
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +18,12 @@ from headwise.kernels import native, sdpa, tiled
 from headwise.kernels.cpu_function import attend_core
 from headwise.kernels.extras import with_extras, without_distance_bias
 from headwise.kernels.problem import Answer, Problem, Rows, Wanted
+from headwise.kernels.tracing import known_true
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["about", "attend", "notes", "readable_now", "received", "refusal", "stands_back"]
+__all__ = ["about", "attend", "notes", "quick", "readable_now", "received", "refusal", "stands_back"]
 
 
 def about() -> str:
@@ -72,7 +74,25 @@ def stands_back(problem: Problem, wanted: Wanted) -> str | None:
     """Why another backend is the better choice although this one could do it; None when none is."""
     if not wanted.statistics and _wants_gradients(problem) and sdpa.refusal(problem, wanted) is None:
         return "gradients of plain attention are wanted, and torch's own backward pass is faster than recomputing"
+    if (
+        problem.q.dtype is torch.bfloat16
+        and not wanted.statistics
+        and _matrix_units()
+        and known_true(problem.q.shape[2] >= _FEWEST_FOR_UNITS)
+        and sdpa.refusal(problem, wanted) is None
+    ):
+        return "torch multiplies bfloat16 on this processor's matrix units (AMX), which this kernel does not use"
     return None
+
+
+#: Queries from which torch's matrix units pay; fewer read keys and values for one product each.
+_FEWEST_FOR_UNITS = 16
+
+
+@functools.cache
+def _matrix_units() -> bool:
+    """Whether torch has matrix units for bfloat16 here."""
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def notes(problem: Problem) -> tuple[str, ...]:
@@ -97,6 +117,45 @@ def readable_now(problem: Problem) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def quick(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    offset: int | None,
+    scale: float | None,
+    softcap: float | None,
+    rows: bool,
+) -> tuple[Tensor, Rows | None] | None:
+    """z and the rows of a plain problem, at once; None where :func:`refusal`, the checks or a choice must speak.
+
+    For short calls, which would spend more time on words than on numbers. Whatever is unusual goes the other road.
+    """
+    if (
+        native.why_not() is not None
+        or type(q) not in _PLAIN
+        or type(k) not in _PLAIN
+        or type(v) not in _PLAIN
+        or (causal is not True and causal is not False)
+        or (window is not None and (type(window) is not int or window < 1))
+        or (offset is not None and type(offset) is not int)
+        or (scale is not None and type(scale) is not float)
+        or (softcap is not None and (type(softcap) is not float or not softcap > 0.0))
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        or (not rows and q.dtype is torch.bfloat16)
+    ):
+        return None
+    found = native.plain(q, k, v, scale, softcap or 0.0, (causal, window or 0, offset), rows)
+    if found is None:
+        return None
+    return found[0], Rows(*found[1:]) if rows else None
 
 
 def attend(problem: Problem, wanted: Wanted) -> Answer:

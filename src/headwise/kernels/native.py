@@ -24,6 +24,7 @@ __all__ = [
     "core",
     "forced",
     "forward",
+    "plain",
     "readable",
     "received",
     "target",
@@ -38,6 +39,7 @@ class _Loaded(NamedTuple):
     target: int
     name: str
     why_not: str | None
+    exchanges: bool = False  # the extension can take torch's tensors as they are
 
 
 def _extension() -> ModuleType:
@@ -66,7 +68,8 @@ def _load() -> _Loaded:
         reason = f"HEADWISE_TARGET={forced} is not a target that this machine can run ({', '.join(names)})"
         return _Loaded(None, 0, "", reason)
     index = names.index(forced) if forced is not None else 0
-    return _Loaded(extension, index, names[index], None)
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    return _Loaded(extension, index, names[index], None, table is not None and extension.use_exchange(table))
 
 
 _LOADED = _load()
@@ -179,6 +182,29 @@ class Extras(NamedTuple):
     top: bool = False
 
 
+def plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    softcap: float,
+    visible: tuple[bool, int, int | None],
+    statistics: bool,
+) -> tuple[Tensor, ...] | None:
+    """The plain case by the shortest road: z, or z, lse, entropy, max_weight, argmax and visible.
+
+    The extension looks at the tensors itself; None where anything about them needs a second look. ``visible`` is
+    (causal, window or 0, offset or None), ``softcap`` 0 for none.
+    """
+    if not _LOADED.exchanges:
+        return None
+    causal, window, offset = visible
+    found: tuple[Tensor, ...] | None = _LOADED.core.plain(  # type: ignore[union-attr]
+        _LOADED.target, torch.get_num_threads(), q, k, v, scale, softcap, causal, window, offset, statistics
+    )
+    return found
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -203,7 +229,8 @@ def forward(
         q_step, k_step, v_step = q.stride(), k.stride(), v.stride()
     batch, heads, queries, d_k = q.shape
     _, groups, keys, d_v = v.shape
-    z = torch.empty((batch, heads, queries, d_v), dtype=q.dtype)
+    # queries before heads, as torch's own attention has it: joining the heads copies nothing
+    z = torch.empty((batch, queries, heads, d_v), dtype=q.dtype).transpose(1, 2)
     keep: list[Tensor] = []
     ruled = _NO_RULES if rules is None else _rules(rules, keep)
     floats, whole, rows = _room(q, rules, extras) if statistics else (None, None, None)

@@ -118,11 +118,48 @@ def run(problem: Problem, wanted: Wanted | None = None, *, backend: str | None =
         ([1.0, 2.0], [1.0, 0.5])
     """
     wanted = wanted or Wanted()
+    if backend is None:
+        answer = _at_once(problem, wanted)
+        if answer is not None:
+            return answer
     check_problem(problem, wanted)
     problem = _plain_groups(problem)
     choice = choose(problem, wanted, backend)
     answer = _ATTEND[choice.backend](problem, wanted)
     return Answer(answer.z, answer.rows, answer.weights, choice)
+
+
+def _at_once(problem: Problem, wanted: Wanted) -> Answer | None:
+    """The answer to a plain problem on the CPU; None where there is anything to check, choose or say."""
+    visible, rule = problem.visible, problem.rule
+    if (
+        problem.kv_map is not None
+        or visible.key_padding is not None
+        or visible.mask is not None
+        or visible.predicate is not None
+        or rule.bias is not None
+        or rule.additive_mask is not None
+        or rule.distance_bias is not None
+        or rule.sinks is not None
+        or wanted.weights
+        or wanted.distance
+        or wanted.pairs is not None
+        or wanted.classes is not None
+        or wanted.pair_lists is not None
+    ):
+        return None
+    found = cpu.quick(
+        problem.q,
+        problem.k,
+        problem.v,
+        visible.causal,
+        visible.window,
+        visible.offset,
+        rule.scale,
+        rule.softcap,
+        wanted.rows,
+    )
+    return None if found is None else Answer(found[0], found[1], None, _CPU)
 
 
 def _plain_groups(problem: Problem) -> Problem:

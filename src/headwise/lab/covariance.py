@@ -1,9 +1,7 @@
-"""What it costs to remove heads, in closed form from the covariance of their outputs.
+"""What it costs to remove heads, as the lab's experiments ask for it.
 
-Let z be the concatenated head outputs of a layer and C = E[z z^T], centred. If only the heads K are kept, the best
-linear read-out of what the others wrote is ``C_KK^-1 C_K:``, and what is lost of the layer's output in spite of it is
-the Schur complement ``tr(W_O^T (C - C_:K C_KK^-1 C_K:) W_O)``. It depends on which other heads have gone: of two copies
-each is free, both together are dear.
+The closed form is :class:`headwise.plans.LayerCost`, with a pseudo-inverse instead of a ridge, from the outputs of a
+layer's heads themselves and as a share of the variance of the layer's output.
 """
 
 from __future__ import annotations
@@ -11,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from headwise.errors import InputError
+from headwise.plans import LayerCost
 
 __all__ = ["RemovalCost"]
-
-#: Directions of the kept heads below this share of the largest variance count as absent (copies make C_KK singular).
-RELATIVE_TOLERANCE = 1e-9
 
 
 class RemovalCost:
@@ -32,6 +28,7 @@ class RemovalCost:
             the removed heads are replaced by their mean.
 
     Example:
+        >>> import torch
         >>> z = torch.randn(100, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         >>> z = torch.cat([z, z[:, :1]], 1)  # head 2 is a copy of head 0
         >>> cost = RemovalCost(z, torch.eye(9, dtype=torch.float64))
@@ -45,38 +42,22 @@ class RemovalCost:
             raise InputError(
                 f"W_O must have {self.heads} x {self.d_v} = {self.heads * self.d_v} rows, got {W_O.shape[0]}"
             )
-        flat = z.double().flatten(1)
+        flat = z.detach().double().flatten(1).cpu().numpy()
         flat = flat - flat.mean(0)
-        self.covariance = flat.T @ flat / rows
-        self.W_O = W_O.double()
-        self.repaired = repaired
-        self._known: dict[frozenset[int], float] = {}
-        self.energy = float(torch.einsum("ij,ie,je->", self.covariance, self.W_O, self.W_O))
-
-    def _columns(self, heads: Iterable[int]) -> Tensor:
-        chosen = sorted(set(heads))
-        if chosen and not 0 <= chosen[0] <= chosen[-1] < self.heads:
-            raise InputError(f"heads must lie in 0 to {self.heads - 1}, got {chosen}")
-        return (torch.tensor(chosen, dtype=torch.int64)[:, None] * self.d_v + torch.arange(self.d_v)).flatten()
+        covariance, weight = flat.T @ flat / rows, W_O.detach().double().cpu().numpy()
+        self.energy = float(((covariance @ weight) * weight).sum())
+        self._cost = LayerCost(
+            covariance,
+            weight,
+            self.heads,
+            energy=self.energy or float(np.finfo(np.float64).tiny),
+            repair="least_squares" if repaired else "bias",
+            ridge=0.0,
+        )
 
     def __call__(self, removed: Iterable[int]) -> float:
         """Share of the variance of the layer's output that is lost without ``removed``, >= 0."""
-        gone = frozenset(removed)
-        if gone not in self._known:
-            self._known[gone] = self._cost(gone)
-        return self._known[gone]
-
-    def _cost(self, gone: frozenset[int]) -> float:
-        out = self._columns(gone)
-        if not len(out):
-            return 0.0
-        C, W = self.covariance, self.W_O[out]
-        lost = C[out][:, out]
-        if self.repaired:
-            kept = self._columns(set(range(self.heads)) - gone)
-            inverse = torch.linalg.pinv(C[kept][:, kept], rtol=RELATIVE_TOLERANCE, hermitian=True)
-            lost = lost - C[out][:, kept] @ inverse @ C[kept][:, out]
-        return max(0.0, float((lost @ W * W).sum())) / self.energy
+        return self._cost(removed)
 
     def alone(self) -> list[float]:
         """The cost of each head by itself."""

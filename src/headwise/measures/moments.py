@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,9 @@ from headwise.heads import Moments, RowClass
 __all__ = ["SiteMoments"]
 
 _CLASSES: Final[tuple[RowClass, ...]] = ("token", "special")
+
+#: Numbers of several measures that are reduced at once.
+_TOGETHER: Final = 2**22
 
 
 class SiteMoments:
@@ -36,9 +40,10 @@ class SiteMoments:
         if not bool(counted.any()):
             return
         count, mean, m2 = (np.zeros((len(self._at), self.heads)) for _ in range(3))
-        for name, (value, has) in values.items():
-            at = self._at[name]
-            count[at], mean[at], m2[at] = _reduce(value, counted if has is None else counted & has)
+        together = max(1, _TOGETHER // max(1, counted.numel()))
+        for names in _in_parts(values, together):
+            at = [self._at[name] for name in names]
+            count[at], mean[at], m2[at] = _reduce([values[name] for name in names], counted)
         call = Moments(count.ravel(), mean.ravel(), m2.ravel())
         self._moments[row_class] = self._moments[row_class].merge(call)
 
@@ -61,12 +66,20 @@ class SiteMoments:
         return any(bool((self.of(measure, name).count > 0).any()) for name in _CLASSES)
 
 
-def _reduce(value_BHQ: Tensor, counted_BHQ: Tensor) -> tuple[NDArray[np.float64], ...]:
-    """Count, mean and sum of squared deviations over batch and query, per head."""
-    counted = counted_BHQ.expand_as(value_BHQ)
-    value = torch.where(counted, value_BHQ.detach().double(), 0.0)
-    count = counted.sum(dim=(0, 2)).double()
-    mean = value.sum(dim=(0, 2)) / count.clamp(min=1)
-    deviation = torch.where(counted, value - mean[None, :, None], 0.0)
-    m2 = deviation.square().sum(dim=(0, 2))
+def _in_parts(names: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    """The names in tuples of ``size``, the last one shorter."""
+    left = iter(names)
+    while part := tuple(islice(left, size)):
+        yield part
+
+
+def _reduce(values: Sequence[tuple[Tensor, Tensor | None]], counted_BHQ: Tensor) -> tuple[NDArray[np.float64], ...]:
+    """Count, mean and sum of squared deviations over batch and query, per measure and head."""
+    counted = counted_BHQ.expand_as(values[0][0])
+    keep = torch.stack([counted if has is None else counted & has for _, has in values])
+    value = torch.stack([value.detach().double() for value, _ in values]).masked_fill_(~keep, 0.0)
+    count = keep.sum(dim=(1, 3)).double()
+    mean = value.sum(dim=(1, 3)) / count.clamp(min=1)
+    deviation = value.sub_(mean[:, None, :, None]).masked_fill_(~keep, 0.0)
+    m2 = deviation.square_().sum(dim=(1, 3))
     return tuple(part.cpu().numpy() for part in (count, mean, m2))

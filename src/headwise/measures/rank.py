@@ -7,7 +7,8 @@ in which they are stored, whose rounding would fill every null direction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from functools import cached_property
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -82,12 +83,23 @@ class WeightRank(WeightMeasure):
         return rank_of(values, self.kind, tolerance)
 
 
-class Scatter(NamedTuple):
+@dataclass(frozen=True)
+class Scatter:
     """Second moments of queries and keys: (H, D_k, D_k) sums over rows in float64, and the machine epsilon of q."""
 
     queries: Tensor
     keys: Tensor
     resolution: float
+
+    @cached_property
+    def spectrum(self) -> Tensor:
+        """Singular values of Q K^T over all rows of the data, (H, D_k), descending."""
+        root_HDR, failed = torch.linalg.cholesky_ex(self.queries)
+        if bool(failed.any()):  # queries that do not span the head's width
+            values, vectors = torch.linalg.eigh(self.queries)
+            root_HDR = vectors * values.clamp(min=0).sqrt()[:, None, :]
+        squares: Tensor = torch.linalg.eigvalsh(root_HDR.transpose(1, 2) @ self.keys @ root_HDR)
+        return squares.clamp(min=0).sqrt().flip(-1)
 
 
 @dataclass(frozen=True)
@@ -97,27 +109,21 @@ class ScoreSums(Sums[Scatter]):
     def of(self, look: Look) -> Scatter | str:
         """The sums over one call's token rows, and over all its real keys."""
         problem = look.problem
-        q_BHQD = problem.q.detach().double() * (look.kinds == TOKEN)[:, None, :, None]
+        q_BHQD, token_BQ = problem.q.detach().double(), look.kinds == TOKEN
+        if not bool(token_BQ.all()):
+            q_BHQD = q_BHQD * token_BQ[:, None, :, None]
         k_BGKD = problem.k.detach().double()
         padding = problem.visible.key_padding
         if padding is not None:
             k_BGKD = torch.where(padding[:, None, : k_BGKD.shape[2], None].to(k_BGKD.device), k_BGKD, 0.0)
         kv_map = problem.kv_map or look.call.block.kv_map
-        queries = torch.einsum("bhqd,bhqe->hde", q_BHQD, q_BHQD)
-        keys = torch.einsum("bgkd,bgke->gde", k_BGKD, k_BGKD)[list(kv_map)]
+        queries = (q_BHQD.transpose(2, 3) @ q_BHQD).sum(0)
+        keys = (k_BGKD.transpose(2, 3) @ k_BGKD).sum(0)[list(kv_map)]
         return Scatter(queries.cpu(), keys.cpu(), torch.finfo(problem.q.dtype).eps)
 
     def join(self, left: Scatter, right: Scatter) -> Scatter:
         """Added."""
         return Scatter(left.queries + right.queries, left.keys + right.keys, max(left.resolution, right.resolution))
-
-
-def score_spectrum(found: Scatter) -> Tensor:
-    """Singular values of Q K^T over all rows of the data, (H, D_k), descending."""
-    values, vectors = torch.linalg.eigh(found.queries)
-    root_HDR = vectors * values.clamp(min=0).sqrt()[:, None, :]
-    squares: Tensor = torch.linalg.eigvalsh(root_HDR.transpose(1, 2) @ found.keys @ root_HDR)
-    return squares.clamp(min=0).sqrt().flip(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +145,7 @@ class ScoreRank(PooledMeasure):
     def __call__(self, state: Scatter) -> HeadValues:
         """(H,) ranks, at most d_k; NaN where there was no row."""
         tolerance = max(tolerance_for(state.resolution), 1e-7) if self.tolerance is None else self.tolerance
-        ranks = rank_of(score_spectrum(state), self.kind, tolerance)
+        ranks = rank_of(state.spectrum, self.kind, tolerance)
         return torch.where(state.queries.diagonal(dim1=1, dim2=2).sum(-1) > 0, ranks, torch.nan)
 
 

@@ -11,6 +11,7 @@ from headwise.models.layouts import forget as forget
 from headwise.models.layouts import output_weight as output_weight
 from headwise.models.loader import as_model as as_model
 from headwise.models.loader import load as load
+from headwise.models.saving import check_target as check_target
 from headwise.models.sessions import Session as Session
 from headwise.models.sessions import layout_of as layout_of
 from headwise.models.sessions import observe as observe

@@ -33,6 +33,7 @@ def model_card(model: Model, *, stock: bool) -> str:
         *_proof(record),
         "",
         *_repair(record),
+        *_heal(record),
     ]
     if record.earlier:
         lines += [
@@ -73,6 +74,17 @@ def _proof(record: SurgeryRecord) -> list[str]:
         f"difference {worst:.2g} of the largest output, where {proof.bound:g} is allowed. End to end "
         f"{proof.end_to_end:.2g} "
         f"where values reach {proof.largest:.3g}{noise}."
+    ]
+
+
+def _heal(record: SurgeryRecord) -> list[str]:
+    heal = record.repair.get("heal")
+    if heal is None:
+        return []
+    return [
+        "",
+        f"Every weight was then trained for {heal['steps']} steps to give what the original gives ({heal['loss']}: "
+        f"{heal['first']:.4g} before, {heal['last']:.4g} after).",
     ]
 
 

@@ -264,6 +264,10 @@ def _layout(root: nn.Module, probe: Probe, facts: tuple[tuple[str, str], ...], d
             continue
         key = SiteKey(stack, kind, record.path, record.call)
         sites.append(Site(key, record.path, layer, record.causal, record.window))
+    for path, cut in _emptied(root).items():
+        if path not in blocks:
+            blocks[path] = _empty_block(path, cut)
+            facts += (("empty", f"{path}: no head is left, and nothing of it was seen to run"),)
     for block in blocks.values():
         check_counts(root, block.module, block)
     return HeadLayout(tuple(sites), blocks, uncovered=_uncovered(root, probe, direct), facts=facts)
@@ -308,6 +312,12 @@ def _empty_block(path: str, cut: HeadCut) -> Block:
     return Block(path, 0, 0, cut.d_k, cut.d_v, (), unknown=gone)
 
 
+def _emptied(root: nn.Module) -> dict[str, HeadCut]:
+    """Attention modules of which no head is left."""
+    cuts = ((path, cut_of(part)) for path, part in root.named_modules())
+    return {path: cut for path, cut in cuts if cut is not None and not cut.heads}
+
+
 def _rooted(projection: Projection | None, path: str) -> Projection | None:
     if projection is None or not path:
         return projection
@@ -315,7 +325,7 @@ def _rooted(projection: Projection | None, path: str) -> Projection | None:
 
 
 def _uncovered(root: nn.Module, probe: Probe, direct: DirectAttention) -> tuple[tuple[str, str], ...]:
-    met = {record.path for record in probe.records}
+    met = {record.path for record in probe.records} | set(_emptied(root))
     parts = [(path, f"{type(root.get_submodule(path)).__name__}: {why}") for path, why in direct.refused.items()]
     parts += [
         (path, f"{type(module).__name__} computes attention in a way that was not seen on the example input")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from headwise.errors import UnsupportedError
+from headwise.models.families.fields import field_of
 
 __all__ = ["candidates", "dummy_inputs", "padded"]
 
@@ -123,12 +124,7 @@ def _placed(value: Any, place: Tensor) -> Any:
 def _within(config: PretrainedConfig, *names: str) -> Any:
     """The first of ``names`` that the config or a config inside it gives."""
     parts = [config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))]
-    for part in parts:
-        for name in names:
-            value = getattr(part, name, None)
-            if value is not None:
-                return value
-    return None
+    return next((value for part in parts if (value := field_of(part, *names)) is not None), None)
 
 
 def _ids(config: PretrainedConfig, generator: torch.Generator, length: int) -> Tensor:
@@ -148,12 +144,8 @@ def _ids(config: PretrainedConfig, generator: torch.Generator, length: int) -> T
 
 
 def _first(*configs: PretrainedConfig) -> int | None:
-    for config in configs:
-        for name in ("vocab_size", "n_tokens", "src_vocab_size", "vocabulary_size"):
-            value = getattr(config, name, None)
-            if isinstance(value, int):
-                return value
-    return None
+    names = ("vocab_size", "n_tokens", "src_vocab_size", "vocabulary_size")
+    return next((value for one in configs if (value := field_of(one, *names, kind=int)) is not None), None)
 
 
 def _signals(name: str, config: PretrainedConfig) -> list[tuple[int, ...]]:

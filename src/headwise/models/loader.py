@@ -18,7 +18,7 @@ from headwise.models.loading.folder import Folder, check_config, inspect
 from headwise.models.loading.hub import Found, find
 from headwise.models.loading.keys import Verdict, judge
 from headwise.models.loading.modules import check_module
-from headwise.models.loading.saved import cuts_of, read_model_file, rebuilt, record_of
+from headwise.models.loading.saved import check_cut, cuts_of, read_model_file, rebuilt, record_of, submodule
 from headwise.models.loading.silence import silenced
 from headwise.models.source import Source, weight_hash
 
@@ -101,7 +101,9 @@ def load(
     _refuse_not_finite(module, verdict, str(found.path))
     if saved is not None:
         for path, cut in cuts_of(saved):
-            install(module.get_submodule(path), cut)
+            part = submodule(module, path, str(found.path))
+            check_cut(part, path, cut)
+            install(part, cut)
     module = _placed(module, wanted_device)
     extra = [reason for reason in (tokenizer.reason, processor.reason) if reason is not None]
     return Model(

@@ -38,12 +38,14 @@ class LayerProof:
     """One call of a cut layer on the same input: the original with the heads gated, and the layer without them.
 
     Attributes:
+        block: path of the attention module.
         module: path of the output projection whose output was compared.
         call: which call of it, from 0.
         difference: largest absolute difference.
         largest: largest absolute output.
     """
 
+    block: str
     module: str
     call: int
     difference: float
@@ -83,6 +85,7 @@ class SurgeryRecord:
         proof: that nothing else was changed, taken before the repair.
         repair: ``method``, and for each output projection what it was worth.
         parameters: of the whole model, before and after.
+        bytes: of all parameters and buffers, what is shared counted once, before and after.
         earlier: the surgeries that the model had had before this one.
         plan: what the plan says of itself.
     """
@@ -93,6 +96,7 @@ class SurgeryRecord:
     proof: Proof
     repair: Mapping[str, Any]
     parameters: tuple[int, int]
+    bytes: tuple[int, int]
     earlier: tuple[Mapping[str, Any], ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,6 +117,7 @@ class SurgeryRecord:
             proof=Proof(**proof),
             repair=document["repair"],
             parameters=(document["parameters"][0], document["parameters"][1]),
+            bytes=(document["bytes"][0], document["bytes"][1]),
             earlier=tuple(document["earlier"]),
             plan=document["plan"],
         )

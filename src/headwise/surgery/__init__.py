@@ -4,6 +4,8 @@ from headwise.models.surgery_record import BlockChange as BlockChange
 from headwise.models.surgery_record import LayerProof as LayerProof
 from headwise.models.surgery_record import Proof as Proof
 from headwise.models.surgery_record import SurgeryRecord as SurgeryRecord
+from headwise.surgery.healing import Healing as Healing
+from headwise.surgery.healing import heal as heal
 from headwise.surgery.keeping import Kept as Kept
 from headwise.surgery.keeping import fused_rows as fused_rows
 from headwise.surgery.keeping import kept_of as kept_of
@@ -14,3 +16,5 @@ from headwise.surgery.request import Request as Request
 from headwise.surgery.request import request_of as request_of
 from headwise.surgery.verify import Verification as Verification
 from headwise.surgery.verify import verify as verify
+from headwise.surgery.watching import gating as gating
+from headwise.surgery.watching import place_of as place_of

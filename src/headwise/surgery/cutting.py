@@ -14,26 +14,47 @@ from headwise.models.cut_modules import HeadCut, install, restate
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.restore import unchanged
 from headwise.models.stock import replaced_while_running
+from headwise.surgery.caches import copied
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
-from headwise.surgery.slices import Slice, apply, extra_slices, projection_slices, refuse_shared
+from headwise.surgery.slices import Slice, apply, extra_slices, projection_slices, refuse_shared, row_slices
 from headwise.surgery.telling import bias_travels, tellings
-from headwise.surgery.watching import Calls, place_of, replaced_inputs, tensors_copied
+from headwise.surgery.watching import Calls, place_of, replaced_inputs
 
 __all__ = ["BlockCut", "cut_block", "planned_cuts"]
 
+#: How many guesses about what has an axis of heads are taken back one at a time.
+_MOST: Final = 8
 #: Words in the name of a norm of queries, keys or values.
 _OF_HEADS: Final = ("q_", "k_", "v_", "query", "key", "value", "qk")
 
 
 @dataclass(frozen=True)
 class BlockCut:
-    """A cut of one block, worked out and not yet made."""
+    """A cut of one block, worked out and not yet made.
+
+    Attributes:
+        block: before the cut.
+        kept: what is left of it.
+        slices: of its projections.
+        extras: of what else seems to have an axis of heads; the proof decides which of them it is.
+        rows: of linear layers beside the projections that seem to put out the heads side by side (keys of relative
+            positions, gates); the proof decides, again.
+    """
 
     block: Block
     kept: Kept
     slices: tuple[Slice, ...]
     extras: tuple[Slice, ...]
+    rows: tuple[Slice, ...] = ()
+
+    @property
+    def trials(self) -> tuple[tuple[Slice, ...], ...]:
+        """What may have to be cut beside the projections, the likeliest first: all, all but one, one kind, nothing."""
+        every = (*self.extras, *self.rows)
+        found = [every, self.extras, self.rows]
+        found += [tuple(one for one in every if one is not other) for other in every[:_MOST]]
+        return tuple(dict.fromkeys((*found, ())))
 
 
 def planned_cuts(
@@ -49,7 +70,8 @@ def planned_cuts(
     if swapped is not None:
         raise UnsupportedError(
             f"{swapped}: the model put a {type(root.get_submodule(swapped)).__name__} there while it ran, in the place "
-            "of the module that its class builds, and would do so again; a cut would be lost"
+            "of the module that its class builds, and would do so again; a cut would be lost. Load it with a config "
+            "that says what it runs as (BigBird: attention_type='original_full')"
         )
     cuts = []
     for path, block in blocks.items():
@@ -58,7 +80,9 @@ def planned_cuts(
         refuse_shared(root, slices)
         extras = [] if bias_travels(root.get_submodule(path)) else extra_slices(root, block, kept)
         extras += _joint_norms(root, block, kept)
-        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras)))
+        taken = {one.path for one in (*slices, *extras)}
+        rows = [one for one in row_slices(root, block, kept) if one.path not in taken]
+        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows)))
     return cuts
 
 
@@ -95,15 +119,16 @@ def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> Hea
     """
     module = root.get_submodule(cut.block.module)
     before = _attribute_values(module)
+    ways = list(tellings(module, cut.block, cut.kept))  # now: they are read off the module as it is before any of them
     apply(root, cut.slices)
-    whole = {one.path: _value(root, one.path) for one in cut.extras}
+    whole = {one.path: _value(root, one.path) for one in (*cut.extras, *cut.rows)}
     reasons: list[str] = []
-    for slices in (cut.extras, ()) if cut.extras else ((),):
+    for slices in cut.trials:
         for path, value in whole.items():
             _put(root, path, value)
             restate(root.get_submodule(path.rpartition(".")[0]))
         apply(root, slices)
-        for telling in tellings(module, cut.block, cut.kept):
+        for telling in ways:
             _restore(module, before)
             install(module, telling)
             reason = _wrong(root, cut, truth, bound)
@@ -124,7 +149,7 @@ def _wrong(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> str | 
     try:
         with unchanged(root), replaced_inputs(root, {path: cut.block}, None, calls):
             for args, kwargs in truth.calls.inputs[path]:
-                place(*tensors_copied(args), **tensors_copied(kwargs))
+                place(*copied(args), **copied(kwargs))
     except MODEL_FAILURES as failure:
         return f"its code does not run without them ({type(failure).__name__}: {failure})"
     expected, found = truth.calls.outputs[path], calls.outputs[path]

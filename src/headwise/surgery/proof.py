@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import InputError, UnsupportedError
-from headwise.layout import Block
+from headwise.layout import Block, HeadLayout
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.examples import candidates
 from headwise.models.handle import Model
 from headwise.models.probe import run_model, tensors_of
 from headwise.models.restore import eager, unchanged
 from headwise.models.surgery_record import LayerProof, Proof
+from headwise.surgery.caches import copied, holds_cache, narrowed, narrowings_of
+from headwise.surgery.keeping import Kept
 from headwise.surgery.watching import Calls, gated_run, replaced_inputs
 
-__all__ = ["BOUND", "Truth", "bound_of", "largest_difference", "prove", "truth_of"]
+__all__ = ["BOUND", "Truth", "bound_of", "for_cut", "largest_difference", "prove", "truth_of"]
 
 #: Difference that float32 may make in one layer, as a part of its largest output.
 BOUND: Final = 1e-5
@@ -36,7 +39,8 @@ class Truth:
         inputs: the input.
         calls: what entered and left each layer that is to be cut.
         outputs: the model's outputs.
-        noise: how far its eager attention is from the one it is set to; None where there is only one.
+        noise: how far its eager attention is from the one it is set to; None where there is only one, or where the
+            two are not of one shape or not finite in the same places.
     """
 
     inputs: dict[str, Any]
@@ -64,12 +68,13 @@ def truth_of(
     with unchanged(root):
         inputs, plain = _first_that_runs(model, example)
         with gated_run(root, blocks, removed, calls):
-            outputs = tensors_of(run_model(root, inputs))
+            outputs = tensors_of(run_model(root, copied(inputs)))
         noise = None
         with eager(root) as changed:
             if changed:
                 try:
-                    noise, _ = largest_difference(plain, tensors_of(run_model(root, inputs)))
+                    found, _ = largest_difference(plain, tensors_of(run_model(root, copied(inputs))))
+                    noise = found if math.isfinite(found) else None  # infinite: eager attention is something else here
                 except MODEL_FAILURES:
                     noise = None
     silent = [path for path, seen in calls.outputs.items() if not seen]
@@ -82,13 +87,29 @@ def truth_of(
     return Truth(inputs, calls, outputs, noise)
 
 
+def for_cut(truth: Truth, layout: HeadLayout, root: nn.Module, kept: Mapping[str, Kept]) -> Truth:
+    """The truth as a cut model is asked for it: caches in the inputs hold the heads that are left.
+
+    Raises:
+        UnsupportedError: there is a cache, and a cut layer does not say which part of it is its own.
+    """
+    if not holds_cache(truth.inputs):
+        return truth
+    cross = {site.block for site in layout.sites if site.key.kind == "cross"}
+    counts = {path: (layout.blocks[path].kv_heads, one.kv) for path, one in kept.items()}
+    found = narrowings_of(root, counts, cross)
+    inputs = {path: narrowed(seen, found) for path, seen in truth.calls.inputs.items()}
+    calls = Calls(inputs, truth.calls.outputs)
+    return Truth(narrowed(truth.inputs, found), calls, truth.outputs, truth.noise)
+
+
 def _first_that_runs(model: Model, example: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[Tensor]]:
     given = example if example is not None else model.example
     tries = [dict(given)] if given is not None else candidates(model.module)
     failures: list[Exception] = []
     for inputs in tries:
         try:
-            return inputs, tensors_of(run_model(model.module, inputs))
+            return inputs, tensors_of(run_model(model.module, copied(inputs)))
         except MODEL_FAILURES as failure:
             failures.append(failure)
     raise InputError(
@@ -108,9 +129,9 @@ def prove(root: nn.Module, blocks: Mapping[str, Block], truth: Truth, bound: flo
     try:
         with unchanged(root):
             with replaced_inputs(root, blocks, truth.calls, calls):
-                run_model(root, truth.inputs)
+                run_model(root, copied(truth.inputs))
             with replaced_inputs(root, blocks, None, again):
-                outputs = tensors_of(run_model(root, truth.inputs))
+                outputs = tensors_of(run_model(root, copied(truth.inputs)))
     except MODEL_FAILURES as failure:
         raise UnsupportedError(
             f"the model does not run without these heads ({type(failure).__name__}: {failure}); something outside the "
@@ -142,7 +163,7 @@ def layer_proofs(block: Block, truth: Calls, calls: Calls, path: str) -> list[La
     if len(expected) != len(found):
         raise UnsupportedError(f"{path}: {len(expected)} calls with the heads gated, {len(found)} without them")
     return [
-        LayerProof(block.o_path or "", at, *largest_difference([left], [right]))
+        LayerProof(path, block.o_path or "", at, *largest_difference([left], [right]))
         for at, (left, right) in enumerate(zip(expected, found, strict=True))
     ]
 

@@ -19,7 +19,7 @@ from headwise.models.source import Source, weight_hash
 from headwise.models.stock import settle
 from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
 from headwise.surgery.cutting import BlockCut, cut_block, planned_cuts
-from headwise.surgery.proof import Truth, bound_of, prove, truth_of
+from headwise.surgery.proof import Truth, bound_of, for_cut, prove, truth_of
 from headwise.surgery.repair import METHODS, RIDGE, constants, moments_of, repair
 from headwise.surgery.request import Request, request_of
 
@@ -79,6 +79,7 @@ def prune(
         moments = {path: moments_of(layout, block, statistics) for path, block in blocks.items()}
     whole = {path: output_weight(handle.module, block).flatten(0, 1).detach() for path, block in blocks.items()}
     truth = truth_of(handle, blocks, request.removed, example)
+    truth = for_cut(truth, layout, handle.module, {cut.block.module: cut.kept for cut in cuts})
     bound = bound_of(handle.dtype)
     small, proof = _cut(handle, cuts, truth, bound)
     repaired = _repair(small, cuts, request, whole, moments, repair, ridge)
@@ -92,6 +93,7 @@ def prune(
         proof=proof,
         repair=repaired,
         parameters=(_parameters(handle.module), _parameters(small)),
+        bytes=(_bytes(handle.module), _bytes(small)),
         earlier=_earlier(handle),
         plan=request.facts,
     )
@@ -154,7 +156,7 @@ def _repair(
 def _change(layout: HeadLayout, cut: BlockCut, request: Request, before: nn.Module, after: nn.Module) -> BlockChange:
     block: Block = cut.block
     sites = tuple(str(site.key) for site in layout.sites if site.block == block.module)
-    paths = [one.path for one in (*cut.slices, *cut.extras)]
+    paths = [one.path for one in (*cut.slices, *cut.extras, *cut.rows)]
     gone = sum(_size(before, path) - _size(after, path) for path in paths)
     return BlockChange(
         module=block.module,
@@ -176,6 +178,14 @@ def _size(root: nn.Module, path: str) -> int:
 
 def _parameters(root: nn.Module) -> int:
     return sum(value.numel() for value in root.parameters())
+
+
+def _bytes(root: nn.Module) -> int:
+    storages = {
+        (value.device, value.untyped_storage().data_ptr() or -at): value.untyped_storage().nbytes()
+        for at, value in enumerate((*root.parameters(), *root.buffers()), start=1)
+    }
+    return sum(storages.values())
 
 
 def _earlier(handle: Model) -> tuple[Mapping[str, Any], ...]:

@@ -14,7 +14,7 @@ from headwise.layout import Block, Projection
 from headwise.models.cut_modules import restate
 from headwise.surgery.keeping import Kept, fused_rows, head_rows
 
-__all__ = ["Slice", "apply", "extra_slices", "projection_slices", "refuse_shared"]
+__all__ = ["Slice", "apply", "extra_slices", "projection_slices", "refuse_shared", "row_slices"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,30 @@ def extra_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
         if axis is not None:
             heads = kept.heads if value.shape[axis] == block.query_heads else kept.kv
             found.append(Slice(path, axis, tuple(heads)))
+    return found
+
+
+def row_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
+    """Slices of linear layers of an attention module, beside its projections, as wide as its heads side by side.
+
+    Keys of relative positions are such (and gates): W_R of Transformer-XL and of the Conformers.
+    """
+    owner = module.get_submodule(block.module)
+    prefix = f"{block.module}." if block.module else ""
+    known = {one.parameter for one in (block.q, block.k, block.v, block.o) if one is not None}
+    widths = {
+        block.kv_heads * block.d_v: head_rows(kept.kv, block.d_v),
+        block.kv_heads * block.d_k: head_rows(kept.kv, block.d_k),
+        block.query_heads * block.d_v: head_rows(kept.heads, block.d_v),
+        block.query_heads * block.d_k: head_rows(kept.heads, block.d_k),
+    }
+    found: list[Slice] = []
+    for name, part in owner.named_modules():
+        path = prefix + name
+        if path in known or not isinstance(part, nn.Linear) or part.weight.shape[0] not in widths:
+            continue
+        rows = tuple(widths[part.weight.shape[0]])
+        found += [Slice(f"{path}.{one}", 0, rows) for one, _ in part.named_parameters(recurse=False)]
     return found
 
 

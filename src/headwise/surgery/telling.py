@@ -16,7 +16,10 @@ from headwise.surgery.keeping import Kept
 
 __all__ = ["bias_travels", "tellings"]
 
-_HEADS: Final = ("num_heads", "n_heads", "num_attention_heads", "n_head", "num_query_heads", "nhead", "heads", "mp_num")
+_HEADS: Final = (
+    *("num_heads", "n_heads", "num_attention_heads", "n_head", "num_query_heads", "num_attn_heads", "nhead", "heads"),
+    "mp_num",
+)
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_attention_heads_kv")
 _GROUPS: Final = ("num_key_value_groups", "n_rep", "num_kv_groups")
 _WIDTHS: Final = (

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import InputError, ModelError
-from headwise.layout import Block
 from headwise.models.cut_modules import cut_of
 from headwise.models.handle import Model
 from headwise.models.loader import as_model
 from headwise.models.surgery_record import Proof
 from headwise.surgery.cutting import BlockCut, planned_cuts
-from headwise.surgery.proof import bound_of, prove, truth_of
+from headwise.surgery.proof import bound_of, for_cut, prove, truth_of
 
 __all__ = ["Verification", "verify"]
 
@@ -33,6 +32,8 @@ class Verification:
         repaired: output projections whose weights are not the original's.
         unchanged: how many other weights are the original's bit for bit, all that were not cut.
         recorded: whether the pruned model's record names the weights of this original.
+        healed: how many other weights were trained after the cut, as the record says; they are taken over into the
+            truth like the repaired ones. 0 for a model that was not healed: there every other weight must be the same.
     """
 
     removed: dict[str, tuple[int, ...]]
@@ -40,6 +41,7 @@ class Verification:
     repaired: tuple[str, ...]
     unchanged: int
     recorded: bool
+    healed: int = 0
 
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -75,15 +77,20 @@ def verify(
         raise InputError(f"PRUNED was cut in {unknown[0]}, where ORIGINAL has no attention that headwise found")
     blocks = {path: layout.blocks[path] for path in removed}
     cuts = planned_cuts(before.module, blocks, removed)
-    repaired, unchanged = _weights(before.module, after.module, cuts)
-    truth_model = _transplanted(before, after.module, cuts) if repaired else before
+    trained = after.surgery is not None and bool(after.surgery.repair.get("heal"))
+    changed, unchanged = _weights(before.module, after.module, cuts, trained=trained)
+    outputs = {cut.block.o_path for cut in cuts}
+    repaired = tuple(dict.fromkeys(owner for name in changed if (owner := name.rpartition(".")[0]) in outputs))
+    healed = sum(name.rpartition(".")[0] not in outputs for name in changed)
+    truth_model = _transplanted(before, after.module, cuts, changed) if changed else before
     truth = truth_of(truth_model, blocks, removed, example)
+    truth = for_cut(truth, layout, before.module, {cut.block.module: cut.kept for cut in cuts})
     try:
         proof = prove(after.module, blocks, truth, bound_of(after.dtype))
     except ModelError as error:
         raise ModelError(f"PRUNED is not ORIGINAL without these heads: {error}") from None
     recorded = after.surgery is not None and after.surgery.weight_hash == before.source.weight_hash
-    return Verification(removed, proof, repaired, unchanged, recorded)
+    return Verification(removed, proof, repaired, unchanged, recorded, healed)
 
 
 def _removed(before: nn.Module, after: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -100,25 +107,35 @@ def _removed(before: nn.Module, after: nn.Module) -> Iterator[tuple[str, tuple[i
             yield path, gone
 
 
-def _weights(before: nn.Module, after: nn.Module, cuts: list[BlockCut]) -> tuple[tuple[str, ...], int]:
-    """Output projections that differ, and the number of weights that are the same; refuses every other difference."""
-    ours, theirs = after.state_dict(), before.state_dict()
-    outputs = {cut.block.o_path: cut for cut in cuts}
-    slices: dict[str, list[Any]] = {}
+def _slices(cuts: list[BlockCut]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
     for cut in cuts:
-        for one in (*cut.slices, *cut.extras):
-            slices.setdefault(one.path, []).append(one)
-    repaired: dict[str, None] = {}
+        for one in (*cut.slices, *cut.extras, *cut.rows):
+            found.setdefault(one.path, []).append(one)
+    return found
+
+
+def _weights(
+    before: nn.Module, after: nn.Module, cuts: list[BlockCut], *, trained: bool
+) -> tuple[tuple[str, ...], int]:
+    """Weights that differ, and the number of those that are the same.
+
+    Raises:
+        ModelError: one differs that is not of an output projection, and the model was not trained.
+    """
+    ours, theirs = after.state_dict(), before.state_dict()
+    outputs = {cut.block.o_path for cut in cuts}
+    slices = _slices(cuts)
+    changed: list[str] = []
     same = 0
     for name in dict.fromkeys((*theirs, *ours)):
-        owner = name.rpartition(".")[0]
         if _equal(ours.get(name), theirs.get(name), slices.get(name, [])):
             same += 1
-        elif owner in outputs:
-            repaired[owner] = None
+        elif name.rpartition(".")[0] in outputs or (trained and name in ours and name in theirs):
+            changed.append(name)
         else:
             raise ModelError(f"{name} is not the original's: PRUNED is ORIGINAL changed in more than its heads")
-    return tuple(repaired), same
+    return tuple(changed), same
 
 
 def _equal(ours: Tensor | None, theirs: Tensor | None, slices: list[Any]) -> bool:
@@ -131,21 +148,25 @@ def _equal(ours: Tensor | None, theirs: Tensor | None, slices: list[Any]) -> boo
     return ours.shape == theirs.shape and torch.equal(ours, theirs)
 
 
-def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut]) -> Model:
-    """The original with the pruned model's output projections in the places of the heads that are left."""
+def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut], changed: tuple[str, ...]) -> Model:
+    """The original with the pruned model's changed weights in the places of what is left."""
     module = copy.deepcopy(before.module)
-    for cut in cuts:
-        _transplant(module, after, cut.block, cut)
+    slices = _slices(cuts)
+    for name in changed:
+        path, _, last = name.rpartition(".")
+        owner: Any = module.get_submodule(path)
+        theirs = getattr(after.get_submodule(path), last)
+        mine = getattr(owner, last)
+        if mine is None:  # an intercept that the repair added
+            setattr(owner, last, nn.Parameter(theirs.detach().clone()))
+            continue
+        with torch.no_grad():
+            if mine.shape == theirs.shape:
+                mine.copy_(theirs)
+                continue
+            cut = next((one for one in slices.get(name, ()) if len(one.keep) == theirs.shape[one.axis]), None)
+            if cut is None:
+                raise ModelError(f"{name} has the shape {tuple(theirs.shape)}, which no cut of ORIGINAL's gives")
+            index = torch.tensor(cut.keep, dtype=torch.long, device=mine.device)
+            mine.index_copy_(cut.axis, index, theirs.to(mine))
     return replace(before, module=module)
-
-
-def _transplant(module: nn.Module, after: nn.Module, block: Block, cut: BlockCut) -> None:
-    assert block.o is not None
-    mine: Any = module.get_submodule(block.o.parameter)
-    theirs: Any = after.get_submodule(block.o.parameter)
-    columns = next(one for one in cut.slices if one.path == f"{block.o.parameter}.weight")
-    index = torch.tensor(columns.keep, dtype=torch.long, device=mine.weight.device)
-    with torch.no_grad():
-        mine.weight.index_copy_(columns.axis, index, theirs.weight.to(mine.weight))
-        if theirs.bias is not None:
-            mine.bias = nn.Parameter(theirs.bias.detach().clone())

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise.layout import Block
+from headwise.surgery.caches import copied
 
-__all__ = ["Calls", "gated_run", "place_of", "replaced_inputs", "tensors_copied"]
+__all__ = ["Calls", "gated_run", "gating", "place_of", "replaced_inputs"]
 
 
 @dataclass
@@ -44,17 +45,6 @@ def place_of(block: Block) -> str:
     return ".".join(parts)
 
 
-def tensors_copied(value: Any) -> Any:
-    """``value`` with its tensors copied, in lists, tuples and dictionaries."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (list, tuple):
-        return type(value)(tensors_copied(one) for one in value)
-    if type(value) is dict:
-        return {name: tensors_copied(one) for name, one in value.items()}
-    return value
-
-
 @contextmanager
 def gated_run(
     root: nn.Module, blocks: Mapping[str, Block], removed: Mapping[str, tuple[int, ...]], calls: Calls
@@ -66,6 +56,15 @@ def gated_run(
             calls.inputs[path] = []
             stack.callback(place.register_forward_pre_hook(_taking(calls.inputs[path]), with_kwargs=True).remove)
             _watch_output(root, block, calls, stack)
+        stack.enter_context(gating(root, blocks, removed))
+        yield
+
+
+@contextmanager
+def gating(root: nn.Module, blocks: Mapping[str, Block], removed: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Inside, ``root`` runs without what the removed heads of ``blocks`` put out."""
+    with ExitStack() as stack:
+        for path, block in blocks.items():
             output = root.get_submodule(block.o_path or "")
             columns = [head * block.d_v + at for head in removed[path] for at in range(block.d_v)]
             stack.callback(output.register_forward_pre_hook(_zeroing(columns)).remove)
@@ -95,7 +94,7 @@ def _watch_output(root: nn.Module, block: Block, calls: Calls, stack: ExitStack)
 
 def _taking(taken: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
     def take(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        taken.append((tensors_copied(args), tensors_copied(kwargs)))
+        taken.append((copied(args), copied(kwargs)))
 
     return take
 
@@ -106,7 +105,7 @@ def _giving(given: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
     def give(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal at
         at += 1
-        return tensors_copied(given[at - 1]) if at <= len(given) else (args, kwargs)
+        return copied(given[at - 1]) if at <= len(given) else (args, kwargs)
 
     return give
 

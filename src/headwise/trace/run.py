@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from headwise.data import Batch
+from headwise.errors import MeasureError
 from headwise.kernels import Problem, Wanted
 from headwise.layout import Site
 from headwise.models import AttentionCall, Model, observe
@@ -69,11 +70,16 @@ class _Relay:
 def _join(wishes: Sequence[Wanted]) -> Wanted:
     pairs = [wish.pairs for wish in wishes if wish.pairs is not None]
     batch = max((one.shape[1] for one in pairs), default=1)
+    classes = [wish for wish in wishes if wish.classes is not None]
+    if len(classes) > 1:
+        raise MeasureError("two observers ask for the weight on classes of keys; trace with one after the other")
     return Wanted(
         rows=any(wish.rows for wish in wishes),
         distance=any(wish.distance for wish in wishes),
         pairs=torch.cat([one.expand(-1, batch, -1) for one in pairs]) if pairs else None,
         weights=any(wish.weights for wish in wishes),
+        classes=classes[0].classes if classes else None,
+        n_classes=classes[0].n_classes if classes else 0,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
-from headwise.models.families import is_cross, stack_of
+from headwise.models.families import field_of, is_cross, stack_of
 from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful, nearest_config
 from headwise.verbs.cost_positions import choosing_keys, masked_above, vision_positions
 from headwise.verbs.cost_shape import read_shape
@@ -263,5 +263,5 @@ def _source(config: Any) -> int | None:
 
 
 def _number(config: Any, name: str) -> float | None:
-    value = getattr(config, name, None)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    value: float | None = field_of(config, name, kind=(int, float))
+    return value

@@ -12,6 +12,7 @@ import torch
 
 from headwise.data import Facts
 from headwise.models import Model
+from headwise.models.families import field_of
 
 __all__ = ["available_memory", "memory_estimate", "readable_bytes", "readable_seconds"]
 
@@ -40,11 +41,8 @@ def memory_estimate(model: Model, survey: Facts, batch_size: int) -> int:
 
 
 def _number(config: Any, names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return None
+    value = field_of(config, *names, kind=int)
+    return None if value is None else int(value)
 
 
 def available_memory() -> int | None:

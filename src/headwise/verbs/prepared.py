@@ -17,7 +17,7 @@ from headwise.verbs.facts import BackendLog, facts_of
 from headwise.verbs.forecast import Bar, Forecast
 from headwise.verbs.sources import Survey, look_through, source_of
 
-__all__ = ["Prepared", "Source", "prepare"]
+__all__ = ["Prepared", "Source", "opened", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def prepare(
         InputError: an argument breaks its rule, or the data cannot be read.
         ModelError: the model cannot be loaded or is not understood.
     """
-    opened, asked = source_of(
+    passages, asked = source_of(
         source.texts, source.inputs, window=source.window, field=source.field, target_field=source.target_field
     )
-    handle = _opened(model, loading)
-    data = batches(handle, opened, batch_size=source.batch_size, max_length=source.max_length, limit=source.limit)
+    handle = opened(model, loading)
+    data = batches(handle, passages, batch_size=source.batch_size, max_length=source.max_length, limit=source.limit)
     survey = look_through(data, progress)
     handle = handle if handle.example is not None else replace(handle, example=survey.example)
     shown = Forecast(handle, survey.facts, source.batch_size, progress, notice)
@@ -100,7 +100,13 @@ def prepare(
     return Prepared(handle, data, survey, asked, shown)
 
 
-def _opened(model: str | Path | nn.Module | Model, loading: Mapping[str, Any]) -> Model:
+def opened(model: str | Path | nn.Module | Model, loading: Mapping[str, Any]) -> Model:
+    """A model by path or id, loaded with these options; or the one in memory.
+
+    Raises:
+        InputError: options of loading for a model in memory.
+        ModelError: it cannot be loaded.
+    """
     if isinstance(model, str | Path):
         return load(model, **loading)
     given = {name: value for name, value in loading.items() if value is not None}

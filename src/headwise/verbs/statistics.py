@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from headwise.verbs.forecast import Bar
 from headwise.verbs.prepared import Prepared, Source, prepare
 from headwise.verbs.seeding import check_seed
 
-__all__ = ["statistics"]
+__all__ = ["check_skip", "gather", "statistics"]
 
 
 def statistics(
@@ -32,6 +32,7 @@ def statistics(
     gradients: bool = False,
     loss: str | Loss | Callable[..., Any] = "auto",
     skip_first: int = 0,
+    relative: bool = False,
     field: str | None = None,
     target_field: str | None = None,
     window: int | None = None,
@@ -56,6 +57,8 @@ def statistics(
         loss: whose gradients; as for :func:`headwise.verbs.importance_run`.
         skip_first: leave out so many rows at the beginning of every passage: the first tokens of decoders carry massive
             activations that drown the rest.
+        relative: rows count by the inverse of their energy in the residual stream, and the first row of a causal
+            passage as much as all its others: what :func:`headwise.plan` chooses by and repairs with.
         seed: of what the loss draws at random.
 
     Raises:
@@ -71,12 +74,35 @@ def statistics(
         >>> [tuple(found[site].covariance.shape) for site in found]
         [(8, 8), (8, 8)]
     """
-    if isinstance(skip_first, bool) or not isinstance(skip_first, int) or skip_first < 0:
-        raise InputError(f"skip_first must be a whole number of rows, at least 0, and is {skip_first!r}")
+    check_skip(skip_first)
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     check_seed(seed)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
-    observer = CovarianceObserver(skip_first)
+    return gather(ready, ready.data, skip_first, relative=relative, gradients=gradients, loss=loss, seed=seed)
+
+
+def check_skip(skip_first: Any) -> None:
+    """Refuse what is no number of rows."""
+    if isinstance(skip_first, bool) or not isinstance(skip_first, int) or skip_first < 0:
+        raise InputError(f"skip_first must be a whole number of rows, at least 0, and is {skip_first!r}")
+
+
+def gather(
+    ready: Prepared,
+    batches: Iterable[Batch],
+    skip_first: int,
+    *,
+    relative: bool = False,
+    gradients: bool = False,
+    loss: str | Loss | Callable[..., Any] = "auto",
+    seed: int = 0,
+    part: str = "",
+) -> Statistics:
+    """The statistics of a model that is ready, over these of its batches; ``part`` names them where they are not all.
+
+    Raises: as :func:`statistics`.
+    """
+    observer = CovarianceObserver(skip_first, relative=relative)
     said = None
     with (
         torch.random.fork_rng(devices=[]),
@@ -87,10 +113,11 @@ def statistics(
             labelled = "labels" in ready.first().inputs
             chosen = loss_for(ready.model, loss, labelled=labelled, gradients=True, mean=False, seed=seed)
             said = chosen.said
-            _with_gradients(ready, observer, chosen)
+            _with_gradients(ready, batches, observer, chosen)
         else:
-            run(ready.model, ready.data, [observer], progress=ready.shown)
-    return observer.statistics(ready.model.layout, loss=said, **ready.facts)
+            run(ready.model, batches, [observer], progress=ready.shown)
+    facts = {**ready.facts, "parts": [f"{ready.survey.digest}{part}"]}
+    return observer.statistics(ready.model.layout, loss=said, **facts)
 
 
 class _InBatch:
@@ -108,11 +135,11 @@ class _InBatch:
         self._observer.see(call, self._batch)
 
 
-def _with_gradients(ready: Prepared, observer: CovarianceObserver, loss: Loss) -> None:
+def _with_gradients(ready: Prepared, batches: Iterable[Batch], observer: CovarianceObserver, loss: Loss) -> None:
     done = Progress(0, 0)
     layout = ready.model.layout
     with capturing(ready.model.module, layout, observer):
-        for batch in ready.data:
+        for batch in batches:
             task = loss.prepare(ready.model, batch)
             gate_gradients(ready.model, task, loss, layout=layout, observer=_InBatch(observer, batch))
             done = Progress(done.batches + 1, done.tokens + batch.tokens)

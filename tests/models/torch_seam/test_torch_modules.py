@@ -208,17 +208,8 @@ def test_half_precision(collect: Any, entropies: Any) -> None:
 
 def timm_vit() -> Any:
     """A small ViT of timm with random weights; skips, with the reason, where timm cannot be imported."""
-    try:
-        import timm
-    except (ImportError, RuntimeError) as failure:
-        reason = str(failure).splitlines()[0]
-    else:
-        return timm.models.vision_transformer.VisionTransformer
-    if "torchvision::" in reason:  # torchvision's compiled part was made for another torch; nothing here calls it
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
-            library.define(name)
-    pytest.skip(f"timm cannot be imported: {reason}")
+    reason = "timm cannot be imported: make test-timm fetches it"
+    return pytest.importorskip("timm", reason=reason).models.vision_transformer.VisionTransformer
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -22,9 +22,15 @@ class Scatter:
     1,024 shifted rows are summed in float32 (float64 for float64 rows), everything beyond in float64. Two scatters
     merge by Chan, Golub and LeVeque (1979), equation 2.1.
 
+    Rows may have weights; means and covariances are then weighted ones, and scatters merge by their weight.
+
     Args:
         width: numbers in a row.
         device: where the sums live.
+
+    Attributes:
+        rows: how many rows.
+        weight: the sum of their weights; without weights their number.
 
     Example:
         >>> whole = Scatter(2)
@@ -36,20 +42,22 @@ class Scatter:
     def __init__(self, width: int, device: torch.device | str = "cpu") -> None:
         self.width = width
         self.rows = 0
+        self.weight = 0.0
         self._shift = torch.zeros(width, dtype=torch.float64, device=device)
         self._sum = torch.zeros(width, dtype=torch.float64, device=device)
         self._products = torch.zeros(width, width, dtype=torch.float64, device=device)
 
     @classmethod
-    def of(cls, rows: int, mean: Tensor, covariance: Tensor) -> Scatter:
+    def of(cls, rows: int, mean: Tensor, covariance: Tensor, weight: float | None = None) -> Scatter:
         """The scatter of so many rows with this mean (W,) and population covariance (W, W)."""
         out = cls(mean.shape[0], mean.device)
         out.rows, out._shift = rows, mean.double()
-        out._products = covariance.double() * rows
+        out.weight = float(rows) if weight is None else weight
+        out._products = covariance.double() * out.weight
         return out
 
-    def add(self, rows_NW: Tensor) -> None:
-        """Take rows (N, width).
+    def add(self, rows_NW: Tensor, weights_N: Tensor | None = None) -> None:
+        """Take rows (N, width), with weights (N,) of at least 0.
 
         Raises:
             ShapeError: rows of another width.
@@ -67,32 +75,36 @@ class Scatter:
             self._move(shift.double())
         for start in range(0, len(x), _ROWS):
             shifted = x[start : start + _ROWS] - shift
+            weighed = shifted
+            if weights_N is not None:
+                weighed = shifted * weights_N[start : start + _ROWS, None].to(x.dtype)
             for first in range(0, self.width, _COLUMNS):
                 last = min(first + _COLUMNS, self.width)
-                self._products[first:last, first:] += shifted[:, first:last].T @ shifted[:, first:]
-            self._sum += shifted.sum(0)
+                self._products[first:last, first:] += weighed[:, first:last].T @ shifted[:, first:]
+            self._sum += weighed.sum(0)
         self.rows += len(x)
+        self.weight += float(len(x) if weights_N is None else weights_N.double().sum())
 
     def _move(self, shift: Tensor) -> None:
         """Refer the sums to another shift."""
         by = self._shift - shift
         outer = torch.outer(self._sum, by)
-        self._products += outer + outer.T + self.rows * torch.outer(by, by)
-        self._sum += self.rows * by
+        self._products += outer + outer.T + self.weight * torch.outer(by, by)
+        self._sum += self.weight * by
         self._shift = shift
 
     @property
     def mean(self) -> Tensor:
         """(W,) float64; NaN without rows."""
-        return self._shift + self._sum / self.rows if self.rows else torch.full_like(self._sum, torch.nan)
+        return self._shift + self._sum / self.weight if self.weight else torch.full_like(self._sum, torch.nan)
 
     @property
     def covariance(self) -> Tensor:
-        """(W, W) float64, centred, divided by the number of rows; NaN without rows."""
-        if not self.rows:
+        """(W, W) float64, centred, divided by the weight of the rows; NaN without rows."""
+        if not self.weight:
             return torch.full_like(self._products, torch.nan)
-        offset = self._sum / self.rows
-        upper = torch.triu(self._products) / self.rows
+        offset = self._sum / self.weight
+        upper = torch.triu(self._products) / self.weight
         return upper + torch.triu(upper, 1).T - torch.outer(offset, offset)
 
     @property
@@ -108,12 +120,16 @@ class Scatter:
         """
         if other.width != self.width:
             raise ShapeError(f"rows of width {self.width} cannot be merged with rows of width {other.width}")
-        total = self.rows + other.rows
-        if not self.rows or not other.rows:
-            kept = self if self.rows else other
-            return Scatter.of(kept.rows, kept.mean, kept.covariance) if kept.rows else Scatter(self.width)
+        if not self.weight or not other.weight:
+            kept = self if self.weight else other
+            whole = (
+                Scatter.of(kept.rows, kept.mean, kept.covariance, kept.weight) if kept.weight else Scatter(self.width)
+            )
+            whole.rows = self.rows + other.rows
+            return whole
+        total = self.weight + other.weight
         delta = other.mean - self.mean
-        mean = self.mean + delta * (other.rows / total)
-        between = torch.outer(delta, delta) * (self.rows * other.rows / total)
-        products = self.covariance * self.rows + other.covariance * other.rows + between
-        return Scatter.of(total, mean, products / total)
+        mean = self.mean + delta * (other.weight / total)
+        between = torch.outer(delta, delta) * (self.weight * other.weight / total)
+        products = self.covariance * self.weight + other.covariance * other.weight + between
+        return Scatter.of(self.rows + other.rows, mean, products / total, total)

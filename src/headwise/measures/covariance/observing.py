@@ -28,6 +28,9 @@ class CovarianceObserver:
 
     Args:
         skip_first: rows to leave out at the beginning of every passage (the massive activations of decoders).
+        relative: rows count by the inverse of their energy in the residual stream at the layer's input, so that what
+            is summed is relative to what is there; and where attention is causal, the first row of a passage counts as
+            much as all its others, because every head looks back at it.
 
     Attributes:
         scatters: of the head outputs of each site.
@@ -35,13 +38,13 @@ class CovarianceObserver:
         taken: (B, Q) bool, the rows taken in the latest call of each site.
     """
 
-    def __init__(self, skip_first: int = 0) -> None:
-        self.skip_first = skip_first
+    def __init__(self, skip_first: int = 0, *, relative: bool = False) -> None:
+        self.skip_first, self.relative = skip_first, relative
         self.scatters: dict[Site, Scatter] = {}
         self.gradients: dict[Site, Scatter] = {}
         self.taken: dict[Site, Tensor] = {}
         self._shape: dict[Site, tuple[int, int]] = {}
-        self._energy: dict[Site, tuple[float, int]] = {}
+        self._energy: dict[Site, tuple[float, float, int]] = {}
         self._inputs: dict[str, Tensor] = {}
         self._layers: dict[str, str] = {}
 
@@ -84,18 +87,33 @@ class CovarianceObserver:
         flat_BQW = call.z.detach().transpose(1, 2).flatten(2)
         scatter = self.scatters.setdefault(call.site, Scatter(heads * d_v, flat_BQW.device))
         self._shape[call.site] = (heads, d_v)
-        rows_NW = flat_BQW.flatten(0, 1) if bool(taken_BQ.all()) else flat_BQW[taken_BQ]
-        scatter.add(rows_NW)
-        self._add_energy(call, taken_BQ)
+        squares_BQ = self._squares(call, taken_BQ)
+        weights_BQ = None
+        if self.relative and squares_BQ is not None:
+            weights_BQ = _counts(call.site, taken_BQ) / squares_BQ
+            weights_BQ[squares_BQ == 0] = 0.0
+        self._add_energy(call.site, taken_BQ, squares_BQ, weights_BQ)
+        if bool(taken_BQ.all()):
+            scatter.add(flat_BQW.flatten(0, 1), None if weights_BQ is None else weights_BQ.flatten())
+        else:
+            scatter.add(flat_BQW[taken_BQ], None if weights_BQ is None else weights_BQ[taken_BQ])
 
-    def _add_energy(self, call: AttentionCall, taken_BQ: Tensor) -> None:
+    def _squares(self, call: AttentionCall, taken_BQ: Tensor) -> Tensor | None:
+        """(B, Q) squared norm of the residual stream at the layer's input; None where it was not seen."""
         layer = self._layers.get(call.block.module)
         hidden = None if layer is None else self._inputs.get(layer)
         if hidden is None or hidden.shape[:2] != taken_BQ.shape:
+            return None
+        norms_BQ: Tensor = torch.linalg.vector_norm(hidden.float(), dim=-1)
+        return norms_BQ.double().square()
+
+    def _add_energy(self, site: Site, taken_BQ: Tensor, squares_BQ: Tensor | None, weights_BQ: Tensor | None) -> None:
+        if squares_BQ is None:
             return
-        squares_BQ = torch.linalg.vector_norm(hidden.float(), dim=-1).double().square()
-        total, rows = self._energy.get(call.site, (0.0, 0))
-        self._energy[call.site] = (total + float(squares_BQ[taken_BQ].sum()), rows + int(taken_BQ.sum()))
+        weights = torch.ones_like(squares_BQ) if weights_BQ is None else weights_BQ
+        total, weight, rows = self._energy.get(site, (0.0, 0.0, 0))
+        total += float((squares_BQ * weights)[taken_BQ].sum())
+        self._energy[site] = (total, weight + float(weights[taken_BQ].sum()), rows + int(taken_BQ.sum()))
 
     def statistics(self, layout: HeadLayout, **facts: Any) -> Statistics:
         """The statistics of every site of ``layout``; ``facts`` as :class:`Statistics` takes them.
@@ -109,13 +127,14 @@ class CovarianceObserver:
                 f"{len(silent)} of {len(layout.sites)} attention sites were not called, the first is {silent[0].key}; "
                 "give inputs that reach them"
             )
-        return Statistics([self._of(site) for site in layout.sites], skip_first=self.skip_first, **facts)
+        sites = [self._of(site) for site in layout.sites]
+        return Statistics(sites, skip_first=self.skip_first, relative=self.relative, **facts)
 
     def _of(self, site: Site) -> SiteStatistics:
         heads, d_v = self._shape[site]
         scatter = self.scatters[site]
-        total, rows = self._energy.get(site, (0.0, 0))
-        energy = total / rows if rows and rows == scatter.rows else None
+        total, weight, rows = self._energy.get(site, (0.0, 0.0, 0))
+        energy = total / weight if weight and rows == scatter.rows else None
         return SiteStatistics(site, heads, d_v, scatter, self.gradients.get(site), energy)
 
 
@@ -123,6 +142,16 @@ def taken_rows(call: AttentionCall, batch: Batch | None, skip_first: int) -> Ten
     """(B, Q) bool: the real rows of a call, but for the first so many of each passage."""
     real_BQ = row_kinds(call.site, call.problem, batch) != PADDING
     return real_BQ & (real_BQ.cumsum(-1) > skip_first) if skip_first else real_BQ
+
+
+def _counts(site: Site, taken_BQ: Tensor) -> Tensor:
+    """(B, Q) what a row counts beside its energy: in a decoder the first of a passage as much as all its others."""
+    counts_BQ = torch.ones(taken_BQ.shape, dtype=torch.float64, device=taken_BQ.device)
+    if site.causal or (site.key.kind == "cross" and site.key.stack == "decoder"):
+        first_BQ = taken_BQ & (taken_BQ.cumsum(-1) == 1)
+        others_B1 = (taken_BQ.sum(-1, keepdim=True) - 1).clamp(min=1).double()
+        counts_BQ = torch.where(first_BQ, others_B1, counts_BQ)
+    return counts_BQ
 
 
 def layer_of(module: nn.Module, path: str) -> str | None:

@@ -32,8 +32,8 @@ class SiteStatistics:
         heads, d_v: how many query heads, and the width of each.
         z: of the concatenated head outputs, width heads * d_v, head after head.
         gradient: of the loss gradient at the layer's output (after W_O), width d_model; None where none were taken.
-        input_energy: mean over rows of the squared norm of the residual stream at the layer's input; None where the
-            layer was not found.
+        input_energy: mean over rows, weighted as they are, of the squared norm of the residual stream at the layer's
+            input; None where the layer was not found.
     """
 
     site: Site
@@ -65,8 +65,8 @@ class SiteStatistics:
         gradient = self.gradient.merge(other.gradient) if self.gradient and other.gradient else None
         energy = None
         if self.input_energy is not None and other.input_energy is not None:
-            total = max(1, self.z.rows + other.z.rows)
-            energy = (self.input_energy * self.z.rows + other.input_energy * other.z.rows) / total
+            total = self.z.weight + other.z.weight
+            energy = (self.input_energy * self.z.weight + other.input_energy * other.z.weight) / (total or 1.0)
         return SiteStatistics(self.site, self.heads, self.d_v, self.z.merge(other.z), gradient, energy)
 
 
@@ -78,6 +78,7 @@ class Statistics:
         model, weight_hash: which model.
         parts: names of the pieces of data.
         skip_first: rows left out at the beginning of every passage.
+        relative: whether rows count by the inverse of their energy; see :class:`CovarianceObserver`.
         loss: whose gradients were taken, or None.
 
     Index it by :class:`~headwise.layout.SiteKey`; iterate over it for the keys, in order.
@@ -91,10 +92,12 @@ class Statistics:
         weight_hash: str | None = None,
         parts: Iterable[str] = (),
         skip_first: int = 0,
+        relative: bool = False,
         loss: str | None = None,
     ) -> None:
         self.sites: Mapping[SiteKey, SiteStatistics] = {one.site.key: one for one in sites}
         self.model, self.weight_hash, self.loss, self.skip_first = model, weight_hash, loss, skip_first
+        self.relative = relative
         self.parts = tuple(sorted(set(parts)))
 
     def __getitem__(self, key: SiteKey) -> SiteStatistics:
@@ -116,7 +119,7 @@ class Statistics:
         Raises:
             InputError: other weights, sites, losses or choices of rows, or a shared part of the data.
         """
-        for name in ("weight_hash", "loss", "skip_first"):
+        for name in ("weight_hash", "loss", "skip_first", "relative"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise InputError(
@@ -136,6 +139,7 @@ class Statistics:
             weight_hash=self.weight_hash,
             parts={*self.parts, *other.parts},
             skip_first=self.skip_first,
+            relative=self.relative,
             loss=self.loss,
         )
 
@@ -160,7 +164,11 @@ class Statistics:
             "version": artifacts.STATISTICS_VERSION,
             "model": {"name": self.model, "weight_hash": self.weight_hash},
             "parts": list(self.parts),
-            "rows": {"which": ROWS_TAKEN, "skip_first": self.skip_first},
+            "rows": {
+                "which": ROWS_TAKEN,
+                "skip_first": self.skip_first,
+                **({"relative": True} if self.relative else {}),
+            },
             "loss": self.loss,
             "sites": [_entry(one) for one in self.sites.values()],
         }
@@ -180,6 +188,7 @@ class Statistics:
             weight_hash=document["model"]["weight_hash"],
             parts=document["parts"],
             skip_first=document["rows"]["skip_first"],
+            relative=document["rows"].get("relative", False),
             loss=document["loss"],
         )
 
@@ -204,6 +213,7 @@ def _entry(one: SiteStatistics) -> dict[str, Any]:
         "rows": one.z.rows,
         "input_energy": one.input_energy,
         "gradient_rows": None if one.gradient is None else one.gradient.rows,
+        **({} if one.z.weight == one.z.rows else {"weight": one.z.weight}),
     }
 
 
@@ -213,7 +223,7 @@ def _read(
     key = SiteKey(entry["stack"], entry["kind"], entry["module"], entry["call"])
     site = Site(key, entry["block"], entry["layer"], entry["causal"], entry["window"])
     width = entry["heads"] * entry["d_v"]
-    z = _scatter(arrays, f"{at}.", "", entry["rows"], width, path)
+    z = _scatter(arrays, f"{at}.", "", entry["rows"], width, path, entry.get("weight"))
     gradient = None
     if entry["gradient_rows"] is not None:
         gradient = _scatter(arrays, f"{at}.", "gradient_", entry["gradient_rows"], None, path)
@@ -221,7 +231,13 @@ def _read(
 
 
 def _scatter(
-    arrays: Mapping[str, npt.NDArray[Any]], place: str, kind: str, rows: int, width: int | None, path: str | Path
+    arrays: Mapping[str, npt.NDArray[Any]],
+    place: str,
+    kind: str,
+    rows: int,
+    width: int | None,
+    path: str | Path,
+    weight: float | None = None,
 ) -> Scatter:
     mean, covariance = (arrays.get(f"{place}{kind}{name}") for name in ("mean", "covariance"))
     if rows == 0:
@@ -238,4 +254,4 @@ def _scatter(
         )
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
         raise RunError(f"{path}: {place}{kind}covariance holds values that are not finite")
-    return Scatter.of(rows, torch.from_numpy(mean.copy()), torch.from_numpy(covariance.copy()))
+    return Scatter.of(rows, torch.from_numpy(mean.copy()), torch.from_numpy(covariance.copy()), weight)

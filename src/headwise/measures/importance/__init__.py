@@ -12,8 +12,10 @@ from headwise.measures.importance.edits import OutputBank as OutputBank
 from headwise.measures.importance.fidelity import Fidelity as Fidelity
 from headwise.measures.importance.fidelity import Projection as Projection
 from headwise.measures.importance.gradients import GateGradients as GateGradients
+from headwise.measures.importance.gradients import checked_losses as checked_losses
 from headwise.measures.importance.gradients import frozen as frozen
 from headwise.measures.importance.gradients import gate_gradients as gate_gradients
+from headwise.measures.importance.gradients import run_inputs as run_inputs
 from headwise.measures.importance.losses import CustomLoss as CustomLoss
 from headwise.measures.importance.losses import Labels as Labels
 from headwise.measures.importance.losses import Loss as Loss
@@ -25,3 +27,4 @@ from headwise.measures.importance.passages import generator_for as generator_for
 from headwise.measures.importance.passages import named as named
 from headwise.measures.importance.passages import passage_keys as passage_keys
 from headwise.measures.importance.replay import Replay as Replay
+from headwise.measures.importance.replay import repeated as repeated

@@ -22,6 +22,7 @@ LOSSES: Final[Mapping[str, Loss]] = {
     "target": Target(),
     "labels": Labels(),
     "fidelity_cosine": Fidelity(kind="cosine"),
+    "fidelity_pooled": Fidelity(kind="pooled"),
     "fidelity_kl": Fidelity(kind="kl"),
     "projection": Projection(),
 }

@@ -52,7 +52,8 @@ class Fidelity(Loss):
     """How far the output moves from the unchanged model's own: for models and data without labels.
 
     Attributes:
-        kind: ``"cosine"``: 1 - cosine of each row of the output. ``"kl"``: divergence of the predicted distribution
+        kind: ``"cosine"``: 1 - cosine of each row of the output. ``"pooled"``: 1 - cosine of the mean over an example's
+            rows, which is what encoders of sentences are used for. ``"kl"``: divergence of the predicted distribution
             from the unchanged one, nats.
     """
 
@@ -61,7 +62,7 @@ class Fidelity(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """``"fidelity_cosine"`` or ``"fidelity_kl"``."""
+        """``"fidelity_cosine"``, ``"fidelity_pooled"`` or ``"fidelity_kl"``."""
         return f"fidelity_{self.kind}"
 
     @property
@@ -72,7 +73,7 @@ class Fidelity(Loss):
     @property
     def counted(self) -> str:
         """What is summed over."""
-        return "rows"
+        return "pooled rows" if self.kind == "pooled" else "rows"
 
     def __call__(self, outputs: Any, task: Task, reference: Any = None) -> Tensor:
         """(B,)."""
@@ -83,13 +84,16 @@ class Fidelity(Loss):
         else:
             ours, theirs = main_output(outputs), main_output(reference)
         ours, theirs = _rows(ours).float(), _rows(theirs.detach()).float()
+        real = _real_rows(ours, task)
+        if self.kind == "pooled":
+            ours, theirs = ((rows * real[..., None]).sum(1) for rows in (ours, theirs))
+            return 1 - functional.cosine_similarity(ours, theirs, dim=-1)
         if self.kind == "kl":
             each = functional.kl_div(
                 ours.log_softmax(-1), theirs.log_softmax(-1), reduction="none", log_target=True
             ).sum(-1)
         else:
             each = 1 - functional.cosine_similarity(ours, theirs, dim=-1)
-        real = _real_rows(ours, task)
         total = torch.where(real, each, 0.0).sum(1)
         return total / real.sum(1).clamp(min=1) if self.mean else total
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from headwise.layout import HeadLayout, SiteKey
+from headwise.layout import Block, HeadLayout, SiteKey
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "repeated"]
 
 
 class Replay:
@@ -26,12 +27,14 @@ class Replay:
     Args:
         root: the model.
         layout: its heads.
+        inside: play back, too, what a site's own layer computes before its output projection: for changes that begin
+            there.
 
     Attributes:
         enabled: set to False to compute everything every time.
     """
 
-    def __init__(self, root: nn.Module, layout: HeadLayout) -> None:
+    def __init__(self, root: nn.Module, layout: HeadLayout, *, inside: bool = False) -> None:
         self.root = root
         self.enabled = True
         self._order = {site.key: at for at, site in enumerate(layout.sites)}
@@ -40,6 +43,10 @@ class Replay:
             calls.setdefault(site.key.module, []).append(at)
         self._inside = _sites_inside(root, calls)
         self._below = {key: self._before(at) for key, at in self._order.items()}
+        if inside:
+            for site in layout.sites:
+                if len(calls[site.key.module]) == 1:
+                    self._below[site.key] += self._within_layer(layout.blocks[site.block])
         self._kept: dict[str, Any] = {}
 
     def _before(self, at: int) -> tuple[str, ...]:
@@ -49,6 +56,15 @@ class Replay:
             if sites and max(sites) < at and not any(_within(path, other) for other in found):
                 found.append(path)
         return tuple(found)
+
+    def _within_layer(self, block: Block) -> tuple[str, ...]:
+        """The attention module where W_O stands outside it; otherwise its projections of queries, keys and values."""
+        if block.o_path is None:
+            return ()
+        if not _within(block.o_path, block.module):
+            return (block.module,) if block.module in self._inside else ()
+        parts = (one.parameter for one in (block.q, block.k, block.v) if one is not None)
+        return tuple(path for path in dict.fromkeys(parts) if _within(path, block.module) and path != block.module)
 
     def below(self, key: SiteKey) -> tuple[str, ...]:
         """Paths of the modules that are played back when the site ``key`` is looked at."""
@@ -73,14 +89,18 @@ class Replay:
         return hook
 
     @contextmanager
-    def from_site(self, key: SiteKey) -> Iterator[None]:
-        """Inside, the model computes only from the layer of the site ``key`` on."""
+    def from_site(self, key: SiteKey, *, batch: int = 0, copies: int = 1) -> Iterator[None]:
+        """Inside, the model computes only from the layer of the site ``key`` on.
+
+        With ``copies`` the model is run on so many copies of the batch at once, one after another along the first
+        axis, and what is played back is copied as often; ``batch`` is how many examples were recorded.
+        """
         held: list[tuple[nn.Module, Any]] = []
         try:
             for path in self.below(key):
                 module = self.root.get_submodule(path)
                 held.append((module, vars(module).get("forward")))
-                module.forward = self._player(path)
+                module.forward = self._player(path, batch, copies)
             yield
         finally:
             for module, own in held:
@@ -89,9 +109,9 @@ class Replay:
                 else:
                     module.forward = own
 
-    def _player(self, path: str) -> Any:
+    def _player(self, path: str, batch: int, copies: int) -> Any:
         def forward(*_args: Any, **_kwargs: Any) -> Any:
-            return _copied(self._kept[path])
+            return _copied(self._kept[path]) if copies == 1 else repeated(self._kept[path], batch, copies)
 
         return forward
 
@@ -122,3 +142,19 @@ def _within(path: str, outer: str) -> bool:
 def _copied(value: Any) -> Any:
     """A copy of every tensor in an output, whatever it is made of."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, value)
+
+
+def repeated(value: Any, batch: int, copies: int) -> Any:
+    """``value`` with every tensor of ``batch`` examples (or so many per example) copied along its first axis.
+
+    Example:
+        >>> repeated((torch.tensor([1, 2]), torch.tensor(3)), 2, 2)
+        (tensor([1, 2, 1, 2]), tensor(3))
+    """
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.ndim and batch and leaf.shape[0] >= batch and not leaf.shape[0] % batch:
+            return torch.cat([leaf] * copies)
+        return leaf
+
+    return pytree.tree_map(one, value)

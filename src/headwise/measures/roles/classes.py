@@ -1,46 +1,55 @@
-"""The mass on large classes of keys: attention with the classes' indicators as values."""
+"""The weight on large classes of keys, which the kernels sum in the pass that they make anyway."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.kernels import Problem, run, visible_counts
+from headwise.kernels import Problem, Wanted, run, visible_counts
 from headwise.measures.roles.plans import ClassPlan
 from headwise.measures.roles.tally import FIRST_KEY, Baseline, Sums
 from headwise.models import AttentionCall
 
-__all__ = ["class_sums"]
+__all__ = ["class_sums", "wanted_classes"]
+
+#: Roles of classes in one pass: a key's class says which of them, and of their nulls, it is in (eight bits).
+_TOGETHER: Final = 4
+
+
+def wanted_classes(plans: Sequence[ClassPlan]) -> Wanted:
+    """What to ask of the call's own pass: the weight on the classes of the first few plans."""
+    return _wanted(plans[:_TOGETHER]) if plans else Wanted()
+
+
+def _wanted(plans: Sequence[ClassPlan]) -> Wanted:
+    codes = torch.zeros_like(plans[0].members, dtype=torch.uint8)
+    for bit, keys in enumerate(part for plan in plans for part in (plan.members, plan.others)):
+        codes += keys.to(torch.uint8) << bit
+    return Wanted(rows=True, classes=codes, n_classes=int(codes.max()) + 1)
 
 
 def class_sums(plans: Sequence[ClassPlan], call: AttentionCall, token: Tensor) -> list[tuple[ClassPlan, Sums]]:
-    """The sums of every plan over the rows of a call.
-
-    All classes share one pass: column c of the values is 1 at the keys of class c, padded to the width of the keys, so
-    that the backends that need equal widths can do it.
-    """
-    problem = call.problem
-    columns = torch.stack([part for plan in plans for part in (plan.members, plan.others)], dim=-1)
-    mass = _mass(problem, columns)
-    return [(plan, _sums(plan, call, token, mass[..., 2 * at : 2 * at + 2])) for at, plan in enumerate(plans)]
-
-
-def _mass(problem: Problem, columns_BKC: Tensor) -> Tensor:
-    """(B, H, Q, C): the weight that each row puts on each class."""
-    count, dtype = columns_BKC.shape[-1], problem.compute_dtype
-    v = torch.zeros(
-        *problem.k.shape[:3], max(problem.k.shape[-1], count), dtype=dtype, device=problem.k.device
-    )  # fmt: skip
-    v[..., :count] = columns_BKC[:, None].to(dtype)
-    return run(replace(problem, q=problem.q.to(dtype), k=problem.k.to(dtype), v=v)).z[..., :count]
+    """The sums of every plan over the rows of a call that was asked for :func:`wanted_classes`."""
+    rows, found = call.answer.rows, []
+    for start in range(0, len(plans), _TOGETHER):
+        part = plans[start : start + _TOGETHER]
+        rows = run(call.problem, _wanted(part)).rows if start else rows
+        assert rows is not None
+        assert rows.classes is not None
+        weights, code = rows.classes, torch.arange(rows.classes.shape[-1], device=rows.classes.device)
+        for at, plan in enumerate(part):
+            score, null = (weights[..., (code >> bit) & 1 == 1].sum(-1) for bit in (2 * at, 2 * at + 1))
+            found.append((plan, _sums(plan, call, token, score, null)))
+    return found
 
 
-def _sums(plan: ClassPlan, call: AttentionCall, token: Tensor, mass: Tensor) -> Sums:
+def _sums(plan: ClassPlan, call: AttentionCall, token: Tensor, score: Tensor, null: Tensor) -> Sums:
     rows = call.answer.rows
     assert rows is not None
     members, others = (_seen(call.problem, part) for part in (plan.members, plan.others))
@@ -52,7 +61,6 @@ def _sums(plan: ClassPlan, call: AttentionCall, token: Tensor, mass: Tensor) -> 
         part[:, None].expand(-1, at.shape[1], -1).gather(2, at) & (rows.argmax >= 0)
         for part in (plan.members, plan.others)
     )
-    score, null = mass[..., 0], mass[..., 1]
     parts = [
         seen.expand(score.shape), score * seen, hit & seen,
         null_seen.expand(score.shape), null * null_seen, null_hit & null_seen,

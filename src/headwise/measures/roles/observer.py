@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from headwise.data import Batch
 from headwise.errors import InputError, UnsupportedError
-from headwise.kernels import Problem, Wanted, visible_at
+from headwise.kernels import Problem, Wanted
 from headwise.layout import Site
 from headwise.measures.roles.blocks import group_sums
-from headwise.measures.roles.classes import class_sums
+from headwise.measures.roles.classes import class_sums, wanted_classes
+from headwise.measures.roles.pairs import PairStack, refuse_hidden
 from headwise.measures.roles.plans import ClassPlan, GroupPlan, PairPlan, Plan, plan_of
 from headwise.measures.roles.reading import Passage, read_passages_of
 from headwise.measures.roles.role import Role
-from headwise.measures.roles.tally import FIRST_KEY, Baseline, Draws, Sums, Tally
+from headwise.measures.roles.tally import Draws, Sums, Tally
 from headwise.measures.roles.tokens import Lexicon
 from headwise.models import AttentionCall
 from headwise.trace import TOKEN, row_kinds
@@ -65,28 +63,31 @@ class RoleObserver:
         self._batch: Batch | None = None
         self._read: dict[tuple[object, ...], list[Passage] | str] = {}
         self._plans: dict[tuple[object, ...], Plan | str | None] = {}
-        self._asked: list[tuple[Plan, slice | None]] = []
+        self._asked: list[Plan] = []
+        self._stacks: list[PairStack] = []
+        self._stack: PairStack | None = None
 
     def want(self, site: Site, problem: Problem, batch: Batch | None) -> Wanted | None:
         """The pairs that the roles name, with the shuffled ones."""
         if batch is not self._batch:
-            self._batch, self._read, self._plans = batch, {}, {}
+            self._batch, self._read, self._plans, self._stacks = batch, {}, {}, []
         self.heads[site] = problem.q.shape[1]
-        self._asked, pairs, start = [], [], 0
-        for role in self.roles:
-            plan = self._plan(role, site, problem, batch)
-            if plan is None:
-                continue
-            if isinstance(plan, PairPlan):
-                stop = start + 2 * plan.keys.shape[0]
-                self._asked.append((plan, slice(start, stop)))
-                pairs += [plan.keys, plan.null]
-                start = stop
-            else:
-                self._asked.append((plan, None))
+        plans = (self._plan(role, site, problem, batch) for role in self.roles)
+        self._asked = [plan for plan in plans if plan is not None]
         if not self._asked:
             return None
-        return Wanted(rows=True, pairs=torch.cat(pairs) if pairs else None)
+        self._stack = self._stacked([plan for plan in self._asked if isinstance(plan, PairPlan)])
+        classes = wanted_classes([plan for plan in self._asked if isinstance(plan, ClassPlan)])
+        return replace(classes, rows=True, pairs=None if self._stack is None else self._stack.keys)
+
+    def _stacked(self, plans: list[PairPlan]) -> PairStack | None:
+        """The stack of these plans, made once for a batch."""
+        same = [one for one in self._stacks if [id(plan) for plan in one.plans] == [id(plan) for plan in plans]]
+        known = same[0] if same else None
+        if known is None and plans:
+            known = PairStack.build(plans)
+            self._stacks.append(known)
+        return known
 
     def _plan(self, role: Role, site: Site, problem: Problem, batch: Batch | None) -> Plan | None:
         if site in self.absent[role.name]:
@@ -119,19 +120,18 @@ class RoleObserver:
         assert batch is not None
         draws = self._draws.of(batch.passages)
         token = row_kinds(call.site, call.problem, batch) == TOKEN
-        groups = [plan for plan, _ in self._asked if isinstance(plan, GroupPlan)]
-        classes = [plan for plan, _ in self._asked if isinstance(plan, ClassPlan)]
-        for plan, part in self._asked:
-            if isinstance(plan, PairPlan):
-                assert part is not None
-                self._add(plan.role, call.site, _pair_sums(plan, call, part, token, self._where), draws)
+        groups = [plan for plan in self._asked if isinstance(plan, GroupPlan)]
+        classes = [plan for plan in self._asked if isinstance(plan, ClassPlan)]
+        if self._stack is not None:
+            for pairs, sums in zip(self._stack.plans, self._stack.sums(call, token, self._where), strict=True):
+                self._add(pairs.role, call.site, sums, draws)
         if classes:
             for plan, sums in class_sums(classes, call, token):
                 self._add(plan.role, call.site, sums, draws)
-        for plan, sums in zip(groups, group_sums(call.problem, groups) if groups else (), strict=True):
-            if plan.role.hidden == "error" and sums.hidden.any():
-                raise InputError(_hidden(plan.role, self._first_hidden(plan, sums), call.site, None))
-            self._add(plan.role, call.site, sums, draws)
+        for group, sums in zip(groups, group_sums(call.problem, groups) if groups else (), strict=True):
+            if group.role.hidden == "error" and sums.hidden.any():
+                refuse_hidden(group.role, self._first_hidden(group, sums), call.site, None)
+            self._add(group.role, call.site, sums, draws)
 
     def _add(self, role: Role, site: Site, sums: Sums, draws: Any) -> None:
         key = (role.name, site)
@@ -151,65 +151,3 @@ class RoleObserver:
         if row < len(self._batch.where):
             return self._batch.where[row]
         return f"passage {self._batch.passages[row]} (counted from 0)"
-
-
-def _hidden(role: Role, where: str, site: Site, pair: tuple[int, int] | None) -> str:
-    said = f"the pair ({pair[0]}, {pair[1]})" if pair else "a row"
-    return (
-        f"role {role.name!r}, {where}: {said} names a key that its query may not see at {site.key}"
-        f"{' (causal)' if site.causal else ''}; leave such pairs out, or give Role(..., hidden='skip') to skip them"
-    )
-
-
-def _pair_sums(plan: PairPlan, call: AttentionCall, part: slice, token: Tensor, where: Any) -> Sums:
-    rows = call.answer.rows
-    assert rows is not None
-    assert rows.pairs is not None
-    slots = plan.keys.shape[0]
-    weight, null = rows.pairs[part][:slots].sum(0), rows.pairs[part][slots:].sum(0)
-    visible = visible_at(call.problem, plan.keys)
-    if plan.role.hidden == "error":
-        _check_seen(plan, call, visible, token, where)
-    counts = token[:, None] & (rows.visible > 1)
-    seen = visible.any(0) & counts
-    null_seen = visible_at(call.problem, plan.null).any(0) & seen
-    hit = ((rows.argmax == plan.keys[:, :, None]) & visible).any(0)
-    null_hit = ((rows.argmax == plan.null[:, :, None]) & (plan.null >= 0)[:, :, None]).any(0)
-    sums = _summed(weight, hit, seen) + _summed(null, null_hit, null_seen)
-    values = torch.stack(sums, dim=1).double().cpu().numpy()
-    named = (plan.keys >= 0).any(0) & token
-    counted = seen.any(1)
-    offsets = plan.offsets[(plan.keys >= 0) & counted]
-    baselines = _counter(offsets)
-    baselines[FIRST_KEY] = int((plan.first & counted).sum())
-    return Sums(("",), values[:, None], [baselines], np.array([int((named & ~counted).sum())]))
-
-
-def _summed(weight: Tensor, hit: Tensor, counted: Tensor) -> list[Tensor]:
-    """Rows, weight and hits, each summed over the rows that count: (B, H)."""
-    both = torch.stack([weight, hit.to(weight.dtype)], dim=1)
-    if counted.shape[1] == 1:  # all heads count the same rows
-        sums = torch.einsum("bshq,bq->bsh", both, counted[:, 0].to(both.dtype))
-    else:
-        sums = (both * counted[:, None]).sum(-1)
-    return [counted.sum(-1).expand(weight.shape[:2]), sums[:, 0], sums[:, 1]]
-
-
-def _check_seen(plan: PairPlan, call: AttentionCall, visible: Tensor, token: Tensor, where: Any) -> None:
-    bad = (plan.keys >= 0) & ~visible.any(2) & token
-    if not bool(bad.any()):
-        return
-    slot, row, query = bad.nonzero()[0].tolist()
-    offset = int(plan.offsets[slot, row, query])
-    key = int(plan.keys[slot, row, query])
-    pair = (key - offset, key) if call.site.key.kind == "self" else (query, key)
-    raise InputError(_hidden(plan.role, where(row), call.site, pair))
-
-
-def _counter(offsets: Tensor) -> Counter[Baseline]:
-    if not offsets.numel():
-        return Counter()
-    low = int(offsets.min())
-    counts = torch.bincount(offsets - low)
-    at = counts.nonzero()[:, 0]
-    return Counter(dict(zip((at + low).tolist(), counts[at].tolist(), strict=True)))

@@ -35,13 +35,14 @@ MOST_PAIRS: Final = 8
 @dataclass(frozen=True)
 class PairPlan:
     """Pairs: keys and shuffled keys (S, B, Q) in the positions of the call, -1 for none; offsets (S, B, Q) and whether
-    a key is the passage's first (B, Q) for the baseline."""
+    a key is the passage's first (B, Q) for the baseline, whose counts are known once made."""
 
     role: Role
     keys: Tensor
     null: Tensor
     offsets: Tensor
     first: Tensor
+    known: dict[bytes, tuple[Counter[Baseline], int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def _pair_plan(
         place = np.zeros(len(one), np.int64) if passage.tokens.keys is not None else one.queries
         offsets[: one.keys.shape[1], row, at] = (one.rows() - place[:, None]).T
         first[row, at] = (one.rows() == 0).any(1) & (passage.tokens.keys is None)
-    return PairPlan(role, *(torch.from_numpy(part).to(device) for part in (keys, null, offsets, first)))
+    on_device = [torch.from_numpy(part).to(device) for part in (keys, null, offsets, first)]
+    return PairPlan(role, on_device[0], on_device[1], on_device[2], on_device[3])
 
 
 def _class_plan(

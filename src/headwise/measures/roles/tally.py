@@ -89,7 +89,11 @@ class Tally:
         if some.any():
             part = sums.values[some][:, :, :_DRAWN].astype(np.float32)
             shape = part.shape[1:]
-            self.drawn[:, at] += (draws[:, some].astype(np.float32) @ part.reshape(len(part), -1)).reshape(-1, *shape)
+            drawn = (draws[:, some].astype(np.float32) @ part.reshape(len(part), -1)).reshape(-1, *shape)
+            if at == list(range(self.drawn.shape[1])):
+                self.drawn += drawn
+            else:
+                self.drawn[:, at] += drawn
 
     def _places(self, labels: Sequence[str]) -> list[int]:
         new = [label for label in labels if label not in self.labels]

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from headwise.errors import ModelError
 from headwise.layout import Block
 from headwise.models.cut_modules import cut_of
+from headwise.models.families.fields import field_of, layers_of, values_of
 
 __all__ = ["check_counts", "check_groups", "nearest_config"]
 
@@ -34,7 +35,7 @@ def check_groups(root: nn.Module) -> None:
     """
     from headwise.models.restore import configs_of
 
-    for config in configs_of(root):
+    for config in [layer for whole in configs_of(root) for layer in layers_of(whole)]:
         heads = _first(config, _HEADS[:4])
         kv_heads = _first(config, _KV_HEADS)
         if heads is not None and kv_heads is not None and (kv_heads[1] <= 0 or heads[1] % kv_heads[1]):
@@ -72,11 +73,7 @@ def _compare(config: PretrainedConfig, path: str, names: tuple[str, ...], what: 
 
 
 def _first(config: PretrainedConfig, names: tuple[str, ...]) -> tuple[str, int] | None:
-    for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return name, value
-    return None
+    return next(((name, value) for name in names if (value := field_of(config, name, kind=int)) is not None), None)
 
 
 def _numbers(config: PretrainedConfig, word: str) -> set[int]:
@@ -88,7 +85,7 @@ def _numbers(config: PretrainedConfig, word: str) -> set[int]:
         elif word in name:
             found |= set(_flat(value))
     for name in _HEADS + _KV_HEADS:
-        found |= set(_flat(getattr(config, name, None)))
+        found |= set(_flat(values_of(config, name)))
     return found
 
 

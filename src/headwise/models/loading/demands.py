@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from headwise.data import InputRules
+from headwise.models.families import field_of
 
 __all__ = ["input_rules"]
 
@@ -89,22 +90,20 @@ def _text_config(config: Any) -> Any:
 
 def _number(config: Any, *names: str) -> int | None:
     for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40:
-            return value
+        value = field_of(config, name, kind=int)
+        if value is not None and 0 < value < 1 << 40:
+            return int(value)
     return None
 
 
 def _is_relative(config: Any) -> bool:
     """T5's buckets and ALiBi: any length runs as it was trained."""
-    return (
-        getattr(config, "relative_attention_num_buckets", None) is not None or getattr(config, "alibi", False) is True
-    )
+    return field_of(config, "relative_attention_num_buckets") is not None or field_of(config, "alibi") is True
 
 
 def _padding_id(config: Any) -> int:
-    value = getattr(config, "pad_token_id", None)
-    return value if isinstance(value, int) and value >= 0 else 0
+    value = field_of(config, "pad_token_id", kind=int)
+    return int(value) if value is not None and value >= 0 else 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.weights import refuse_pointer
 from headwise.models.surgery_record import SurgeryRecord
 
-__all__ = ["MODEL_FILE", "cuts_of", "read_model_file", "rebuilt", "record_of"]
+__all__ = ["MODEL_FILE", "check_cut", "cuts_of", "read_model_file", "rebuilt", "record_of", "submodule"]
 
 MODEL_FILE: Final = "headwise.json"
 _HOME: Final = "transformers.models."
@@ -63,6 +63,43 @@ def cuts_of(document: Mapping[str, Any]) -> Iterator[tuple[str, HeadCut]]:
             raise ModelError(f"{MODEL_FILE}: the cut of {path} is not understood ({error})") from None
 
 
+def submodule(module: nn.Module, path: str, where: str) -> nn.Module:
+    """The module that a cut names.
+
+    Raises:
+        ModelError: the model has none there.
+    """
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        raise ModelError(f"{where}: {MODEL_FILE} cuts {path}, which {type(module).__name__} does not have") from None
+
+
+def check_cut(part: nn.Module, path: str, cut: HeadCut) -> None:
+    """Refuse a cut that contradicts itself, or that would set what the module does not have.
+
+    Raises:
+        ModelError: what is wrong with it.
+    """
+    wrong = None
+    if list(cut.heads) != sorted(set(cut.heads)) or any(head >= cut.original for head in cut.heads):
+        wrong = f"its heads {list(cut.heads)[:9]} are not numbers below {cut.original} in order"
+    elif cut.kv_map is not None and len(cut.kv_map) != len(cut.heads):
+        wrong = f"its kv_map has {len(cut.kv_map)} entries for {len(cut.heads)} heads"
+    elif cut.kv_map is not None and any(kv >= cut.kv_heads for kv in cut.kv_map):
+        wrong = f"its kv_map {list(cut.kv_map)[:9]} leads to heads beyond {cut.kv_heads}"
+    elif not 1 <= cut.fused <= 3:
+        wrong = f"fused is {cut.fused}, not 1 to 3"
+    for name in cut.attributes:
+        if type(vars(part).get(name)) is not int:
+            wrong = f"it sets {name!r}, which is no whole number of {type(part).__name__}"
+    for name in cut.config:
+        if type(getattr(getattr(part, "config", None), name, None)) is not int:
+            wrong = f"it sets {name!r}, which is no whole number of the config"
+    if wrong is not None:
+        raise ModelError(f"{MODEL_FILE}: the cut of {path} is not understood: {wrong}")
+
+
 def rebuilt(folder: Path, document: Mapping[str, Any]) -> nn.Module:
     """The module of a folder in headwise's own layout, in eval mode.
 
@@ -73,12 +110,9 @@ def rebuilt(folder: Path, document: Mapping[str, Any]) -> nn.Module:
     stored = _stored(folder, document["weights"]["files"])
     tied = document["weights"]["tied"]
     for path, cut in cuts_of(document):
-        try:
-            install(module.get_submodule(path), cut)
-        except AttributeError:
-            raise ModelError(
-                f"{folder}: {MODEL_FILE} cuts {path}, which {type(module).__name__} does not have"
-            ) from None
+        part = submodule(module, path, str(folder))
+        check_cut(part, path, cut)
+        install(part, cut)
     _fill(module, stored, tied, str(folder))
     return module.eval()
 
@@ -144,7 +178,7 @@ def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str],
         owner = owners.get(path)
         if owner is None or (last not in owner._parameters and last not in owner._buffers):
             raise ModelError(f"{where}: the weights hold {name}, for which {type(module).__name__} has no place")
-        _set(owner, last, value)
+        _set(owner, last, value, where)
     expected = {name for name in module.state_dict() if name not in tied}
     missing = sorted(expected - set(stored))
     if missing:
@@ -156,10 +190,19 @@ def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str],
             raise ModelError(f"{where}: {name} holds values that are not finite (NaN or infinity)")
 
 
-def _set(owner: nn.Module, name: str, value: Tensor) -> None:
+def _set(owner: nn.Module, name: str, value: Tensor, where: str) -> None:
     """Fill a parameter or buffer in place, so that what is tied to it stays tied, whatever its shape was."""
     known = owner._parameters.get(name)
     if known is not None:
+        if (
+            known.ndim != value.ndim
+            or sum(map(int.__ne__, known.shape, value.shape)) > 1
+            or value.numel() > known.numel()
+        ):
+            raise ModelError(
+                f"{where}: {name} of a {type(owner).__name__} has the shape {tuple(value.shape)}, which is not "
+                f"{tuple(known.shape)} with one axis cut; save or copy the folder again"
+            )
         known.data = value
     elif name in owner._parameters:  # an intercept that the repair added
         owner._parameters[name] = nn.Parameter(value)
@@ -170,8 +213,16 @@ def _set(owner: nn.Module, name: str, value: Tensor) -> None:
 
 def _tie(owners: Mapping[str, nn.Module], name: str, first: str, where: str) -> None:
     (path, _, last), (first_path, _, first_last) = name.rpartition("."), first.rpartition(".")
-    if path not in owners or first_path not in owners:
+    source, target = (_held(owners.get(one), tail) for one, tail in ((first_path, first_last), (path, last)))
+    if source is None or target is None:
         raise ModelError(f"{where}: {MODEL_FILE} ties {name} to {first}, and the model does not have both")
-    source = getattr(owners[first_path], first_last)
-    if getattr(owners[path], last) is not source:
+    if target is not source:
         setattr(owners[path], last, source)
+
+
+def _held(owner: nn.Module | None, name: str) -> Tensor | None:
+    """The parameter or buffer of a module by its name, or None."""
+    if owner is None:
+        return None
+    found = owner._parameters.get(name)
+    return owner._buffers.get(name) if found is None else found

@@ -109,7 +109,7 @@ def _side_by_side(z: Tensor, heads: Heads) -> Tensor:
 def find_heads(z: Tensor, read: Tensor) -> Reading | None:
     """How ``read`` (..., E) holds z (..., Q, D) head by head, if it does: the proof that z is a head's output."""
     width = z.shape[-1]
-    if read.ndim < 2 or width == 0 or read.shape[-1] % width or not read.is_floating_point():
+    if read.ndim < 2 or not z.numel() or not read.numel() or read.shape[-1] % width or not read.is_floating_point():
         return None
     flat = read.reshape(-1, read.shape[-1])
     z = z.to(read.dtype)

@@ -1,6 +1,4 @@
-"""Every model type of the installed transformers, pruned in five ways, compared with gated, saved, loaded, generated.
-
-    python tests/surgery/conformance.py [--json FILE] [TYPE ...]
+"""One model type, pruned in five ways: compared with gated, saved, loaded in another process, generated from.
 
 Weights are random in every parameter, so that heads differ also where a constructor makes them alike. A plan is *exact*
 where the pruned model equals the original under ``hw.gate``, end to end; it may be *refused*, by name; anything else is
@@ -9,22 +7,22 @@ WRONG. Folders are read by a second process that never saw the original.
 
 from __future__ import annotations
 
-import argparse
-import collections
+import atexit
 import json
-import multiprocessing
 import signal
+import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import zoo
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
@@ -32,21 +30,51 @@ from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
 from headwise.layout import HeadId, HeadLayout
-from headwise.models import discover, gate, load, wrap
+from headwise.models import discover, gate
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.examples import candidates
 from headwise.models.probe import run_model, tensors_of
 from headwise.models.restore import unchanged
 from headwise.surgery import prune
 
+__all__ = ["PLANS", "Pruned", "apart", "judge_pruning", "outputs"]
+
 #: What end-to-end float noise may be, as a part of the largest output of a small model in float32.
 NOISE = 2e-4
 TOKENS = 5
+PATIENCE = 300
+#: The plans, in the order of the page.
+PLANS = ("head", "group", "uneven", "uniform", "layer")
+#: BigBird puts another attention in the place of its own on short inputs; this is the one that can be cut.
+FIELDS = {name: {"attention_type": "original_full"} for name in ("big_bird", "bigbird_pegasus")}
 
 Plan = dict[str, list[int]]
 
 
-def randomised(model: nn.Module) -> nn.Module:
+@dataclass
+class Pruned:
+    """What came out for one type.
+
+    Attributes:
+        model_type: its name in transformers.
+        verdict: ``"exact"`` (every plan, saved and loaded), ``"partly"`` (some plans; the others are refused),
+            ``"refused"``, ``"not measured"`` (no heads were found, see the table of measures), ``"WRONG"``,
+            ``"FAILED"``.
+        reason: why, where it is not exact.
+        plans: for each plan ``"exact"`` or ``"refused: why"``.
+        saved: for each exact plan ``"own"``, or ``"stock"`` where plain transformers loads it and gives the same.
+        generate: ``"exact: with which caches"``, ``"-"`` where the type does not generate, or why not.
+    """
+
+    model_type: str
+    verdict: str = ""
+    reason: str = ""
+    plans: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, str] = field(default_factory=dict)
+    generate: str = ""
+
+
+def randomised(model: Any) -> Any:
     """``model`` with noise on every parameter."""
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -56,7 +84,7 @@ def randomised(model: nn.Module) -> nn.Module:
     return model
 
 
-def plans(layout: HeadLayout) -> dict[str, Plan]:
+def plans_of(layout: HeadLayout) -> dict[str, Plan]:
     """One head, one group, an uneven choice, the same of every layer, a whole layer."""
     blocks = layout.blocks
     several = {path: block for path, block in blocks.items() if block.query_heads > 1}
@@ -110,63 +138,88 @@ def apart(left: list[Tensor], right: list[Tensor]) -> float:
     return worst / largest
 
 
-def judge(model_type: str, reader: Any) -> dict[str, str]:
-    """What became of each plan, of saving and loading, of plain transformers, and of generation."""
+class _Reader:
+    """The second process; started when it is needed, and again after it was ended."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, **told: Any) -> tuple[str, str]:
+        if self.process is None or self.process.poll() is not None:
+            script = Path(__file__).parent / "pruning_reader.py"
+            self.process = subprocess.Popen(
+                [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(told), file=self.process.stdin, flush=True)
+        ours, plain = json.loads(self.process.stdout.readline())
+        return ours, plain
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                assert pipe is not None
+                pipe.close()
+            self.process = None
+
+
+_READER = _Reader()
+atexit.register(_READER.end)
+
+
+def _judge(model_type: str) -> Pruned:
+    found = Pruned(model_type)
     try:
         with torch.random.fork_rng():
-            model = randomised(zoo.build(model_type))
+            model = randomised(zoo.build(model_type, FIELDS.get(model_type)))
+    except TimeoutError:
+        raise
     except Exception as failure:  # noqa: BLE001
-        return {"built": f"no: {type(failure).__name__}: {str(failure)[:100]}"}
+        found.verdict, found.reason = "not measured", f"not built small: {type(failure).__name__}"
+        return found
     try:
         layout = discover(model)
     except HeadwiseError as refusal:
-        return {"built": f"not measured: {str(refusal)[:100]}"}
-    found: dict[str, str] = {}
-    inputs = first_that_runs(model)
+        found.verdict, found.reason = "not measured", " ".join(str(refusal).split())[:120]
+        return found
+    inputs = _first_that_runs(model)
     before = outputs(model, inputs)
-    for name, plan in plans(layout).items():
-        found[name] = pruned(model, layout, inputs, plan, name, found, reader)
+    for name, plan in plans_of(layout).items():
+        found.plans[name] = _pruned(model, layout, inputs, plan, name, found)
+    found.generate = generates(model_type)
     if apart(before, outputs(model, inputs)) != 0:
-        found["original"] = "WRONG: it changed"
-    found["generate"] = generates(model_type)
+        found.plans["head"] = "WRONG: the original changed"
     return found
 
 
-def first_that_runs(model: nn.Module) -> dict[str, Any]:
-    """The first of the made inputs that the model takes."""
+def _first_that_runs(model: nn.Module) -> dict[str, Any]:
     for inputs in candidates(model):
         try:
             outputs(model, inputs)
         except MODEL_FAILURES:
             continue
         return inputs
-    raise AssertionError
+    raise AssertionError("heads were found on an input that the model does not take")
 
 
-def pruned(
-    model: nn.Module,
-    layout: HeadLayout,
-    inputs: Mapping[str, Any],
-    plan: Plan,
-    name: str,
-    found: dict[str, str],
-    reader: Any,
+def _pruned(
+    model: nn.Module, layout: HeadLayout, inputs: Mapping[str, Any], plan: Plan, name: str, found: Pruned
 ) -> str:
     """What became of one plan."""
     try:
         small = prune(model, plan, repair="none")
     except HeadwiseError as refusal:
-        return f"refused: {str(refusal)[:300]}"
+        return f"refused: {' '.join(str(refusal).split())[:300]}"
     with gated(model, layout, plan):
         expected = outputs(model, inputs)
     result = outputs(small.module, inputs)
     off = apart(expected, result)
     if not off <= NOISE:
         return f"WRONG: off by {off:.2g}"
-    sizes = (
-        sum(value.numel() for value in small.module.parameters()),
-        sum(value.numel() for value in model.parameters()),
-    )
+    sizes = [sum(value.numel() for value in one.parameters()) for one in (small.module, model)]
     if not sizes[0] < sizes[1]:
         return "WRONG: nothing is smaller"
     again = discover(small.module, inputs)
@@ -174,24 +227,22 @@ def pruned(
         left = layout.blocks[path].query_heads - len(heads)
         if again.blocks[path].query_heads != left:
             return f"WRONG: {path} is found with {again.blocks[path].query_heads} heads, not {left}"
-    found[f"save {name}"] = saved(small, inputs, result, reader)
+    found.saved[name] = _saved(small, inputs, result)
     return "exact"
 
 
-def saved(small: Any, inputs: Mapping[str, Any], expected: list[Tensor], reader: Any) -> str:
+def _saved(small: Any, inputs: Mapping[str, Any], expected: list[Tensor]) -> str:
     """What became of saving, loading elsewhere, and plain transformers."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "small"
+        place, case = Path(folder) / "small", Path(folder) / "case.pt"
         try:
             small.save(place)
         except HeadwiseError as refusal:
             return f"refused: {str(refusal)[:200]}"
         stock = (place / "model.safetensors").exists()
-        torch.save({"inputs": dict(inputs), "expected": expected}, Path(folder) / "case.pt")
-        reader.send(
-            (str(place), str(Path(folder) / "case.pt"), type(small.module).__module__, type(small.module).__name__)
-        )
-        ours, plain = reader.recv()
+        torch.save({"inputs": dict(inputs), "expected": expected}, case)
+        kind = type(small.module)
+        ours, plain = _READER.ask(place=str(place), case=str(case), home=kind.__module__, name=kind.__name__)
     if ours != "equal":
         return f"WRONG: loaded {ours}"
     if stock and plain != "equal":
@@ -201,32 +252,11 @@ def saved(small: Any, inputs: Mapping[str, Any], expected: list[Tensor], reader:
     return "stock" if stock else "own"
 
 
-def read(pipe: Any) -> None:
-    """The second process: loads what it is told of and compares."""
-    from importlib import import_module
-
-    logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    while (told := pipe.recv()) is not None:
-        place, case, home, name = told
-        stored = torch.load(case, weights_only=False)
-        try:
-            ours = compared(load(place).module, stored)
-        except Exception as failure:  # noqa: BLE001
-            ours = f"{type(failure).__name__}: {str(failure)[:200]}"
-        try:
-            plain = compared(getattr(import_module(home), name).from_pretrained(place).eval(), stored)
-        except Exception as failure:  # noqa: BLE001
-            plain = f"refused: {type(failure).__name__}: {str(failure)[:100]}"
-        pipe.send((ours, plain))
-
-
-def compared(model: nn.Module, stored: Mapping[str, Any]) -> str:
-    """Whether a model gives bit for bit what is stored."""
-    found = outputs(model, stored["inputs"])
-    same = len(found) == len(stored["expected"]) and all(map(torch.equal, found, stored["expected"]))
-    return "equal" if same else f"off by {apart(stored['expected'], found):.2g}"
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+    "none": {"use_cache": False},
+}
 
 
 def generates(model_type: str) -> str:
@@ -238,7 +268,8 @@ def generates(model_type: str) -> str:
         return "-"
     try:
         found = mapping[kind]
-        model: Any = randomised(zoo.build(model_type, kind=found[0] if isinstance(found, tuple) else found))
+        chosen = found[0] if isinstance(found, tuple) else found
+        model = randomised(zoo.build(model_type, FIELDS.get(model_type), kind=chosen))
         if not model.can_generate():
             return "-"
         layout = discover(model)
@@ -246,19 +277,24 @@ def generates(model_type: str) -> str:
         if model.config.is_encoder_decoder:
             asked["decoder_start_token_id"] = 3
         ids = torch.tensor([[5, 7, 11, 13]])
-        plan = plans(layout).get("uneven") or plans(layout)["layer"]
+        plan = plans_of(layout).get("uneven") or plans_of(layout)["layer"]
         with gated(model, layout, plan):
-            truth = model.generate(ids, **asked).tolist()
+            model.generate(ids, **asked)
+    except TimeoutError:
+        raise
     except Exception as failure:  # noqa: BLE001
         return f"not by itself: {type(failure).__name__}: {str(failure)[:80]}"
     try:
-        small: Any = prune(wrap(model), plan, repair="none").module
+        small: Any = prune(model, plan, repair="none").module
     except HeadwiseError as refusal:
         return f"refused: {str(refusal)[:120]}"
     done = []
     for name, options in CACHES.items():
-        try:
-            model.generate(ids, **asked, **options)
+        try:  # a model that sees what is to come gives other tokens with every cache, so each has its own truth
+            with gated(model, layout, plan):
+                truth = model.generate(ids, **asked, **options).tolist()
+        except TimeoutError:
+            raise
         except Exception:  # noqa: BLE001
             continue  # not a cache of this type
         if small.generate(ids, **asked, **options).tolist() != truth:
@@ -267,64 +303,39 @@ def generates(model_type: str) -> str:
     return "exact: " + ", ".join(done)
 
 
-CACHES: dict[str, dict[str, Any]] = {
-    "a dynamic cache": {},
-    "a static cache": {"cache_implementation": "static"},
-    "no cache": {"use_cache": False},
-}
+def verdict_of(found: Pruned) -> tuple[str, str]:
+    """The verdict that the cells amount to, and the reason."""
+    cells = [*found.plans.values(), *found.saved.values(), found.generate]
+    wrong = [cell for cell in cells if cell.startswith("WRONG")]
+    if wrong:
+        return "WRONG", wrong[0]
+    refused = [cell.removeprefix("refused: ") for cell in found.plans.values() if cell != "exact"]
+    refused += [cell.removeprefix("refused: ") for cell in found.saved.values() if cell not in ("own", "stock")]
+    if not refused:
+        return "exact", ""
+    return ("partly" if "exact" in found.plans.values() else "refused"), refused[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("types", nargs="*")
-    parser.add_argument("--json")
-    arguments = parser.parse_args()
+def judge_pruning(model_type: str) -> Pruned:
+    """Build, prune in five ways, compare, save, load elsewhere, generate."""
     logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
-    reader, other = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=read, args=(other,), daemon=True)
-    process.start()
-    results = {}
-    for model_type in arguments.types or sorted(CONFIG_MAPPING):
-        if zoo.safe_class(model_type) is None:
-            continue
+    logging.disable_progress_bar()
 
-        def late(*_: Any) -> None:
-            raise TimeoutError("more than 120 s")
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"more than {PATIENCE} s")
 
-        signal.signal(signal.SIGALRM, late)
-        signal.alarm(120)
-        try:
-            verdict = judge(model_type, reader)
-        except Exception as failure:
-            verdict = {"built": f"FAILED: {type(failure).__name__}: {str(failure)[:300]}"}
-            if len(arguments.types) == 1:
-                raise
-            if isinstance(failure, TimeoutError):
-                process.terminate()
-                reader, other = multiprocessing.get_context("spawn").Pipe()
-                process = multiprocessing.get_context("spawn").Process(target=read, args=(other,), daemon=True)
-                process.start()
-        finally:
-            signal.alarm(0)
-        results[model_type] = verdict
-        print(f"{model_type:32} {json.dumps(verdict)}", flush=True)
-    reader.send(None)
-    print(summary(results))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=1))
-
-
-def summary(results: Mapping[str, Mapping[str, str]]) -> str:
-    """Counts per column, and the number of types of which every plan is exact."""
-    columns: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for verdict in results.values():
-        for column, text in verdict.items():
-            columns[column][text.split(":")[0]] += 1
-    lines = [f"{column:14} {dict(counts)}" for column, counts in columns.items()]
-    whole = [name for name, one in results.items() if one.get("head") == "exact" and one.get("layer") == "exact"]
-    return "\n".join([*lines, f"a head and a layer exact: {len(whole)} types"])
-
-
-if __name__ == "__main__":
-    main()
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = _judge(model_type)
+        if not found.verdict:
+            found.verdict, found.reason = verdict_of(found)
+        return found
+    except Exception as failure:  # noqa: BLE001
+        _READER.end()
+        return Pruned(model_type, "FAILED", f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

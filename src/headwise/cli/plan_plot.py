@@ -1,0 +1,61 @@
+"""A comparison of criteria as a figure; needs matplotlib, which comes with the extra ``plot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from headwise.verbs.plan_compare import Comparison
+
+__all__ = ["draw"]
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+def draw(found: Comparison, path: Path) -> None:
+    """Write the figure of a comparison: one panel for each repair, the random control as a band.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file's ending is no figure's.
+        RunError: the file cannot be written.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path}: a plot is written to {', '.join(ENDINGS)}; choose one of these endings")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("a plot needs matplotlib, which is not installed; pip install 'headwise[plot]'") from None
+    repairs = list(dict.fromkeys(one.repair for one in found.curves))
+    figure = Figure(figsize=(5 * len(repairs), 5), layout="constrained")
+    figure.suptitle(f"{found.model}: {found.loss}", fontsize="medium")
+    panels = figure.subplots(1, len(repairs), squeeze=False, sharey=True)[0]
+    for axes, repair in zip(panels, repairs, strict=True):
+        _panel(axes, found, repair)
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _panel(axes: Any, found: Comparison, repair: str) -> None:
+    curves = [one for one in found.curves if one.repair == repair]
+    for one in curves:
+        if one.seed is None:
+            at = [100 * point.heads / found.heads for point in one.points]
+            low = [max(0.0, point.loss - point.low) for point in one.points]
+            high = [max(0.0, point.high - point.loss) for point in one.points]
+            axes.errorbar(at, [point.loss for point in one.points], [low, high], label=one.criterion, marker=".")
+    control = [one for one in curves if one.seed is not None]
+    if control:
+        at = [100 * point.heads / found.heads for point in control[0].points]
+        each = list(zip(*([point.loss for point in one.points] for one in control), strict=True))
+        axes.fill_between(at, list(map(min, each)), list(map(max, each)), color="0.85", label=control[0].criterion)
+    if all(point.loss > 0 for one in curves for point in one.points):
+        axes.set_yscale("log")
+    axes.set_title(f"repair: {repair}")
+    axes.set_xlabel("heads removed, %")
+    axes.set_ylabel("rise of the loss")
+    axes.legend(fontsize="small")

@@ -1,0 +1,32 @@
+"""Which heads go: tables, covariances and costs into a plan. Pure: no torch, no model; what runs one is handed in."""
+
+from headwise.plans.budget import Budget as Budget
+from headwise.plans.choose import Step as Step
+from headwise.plans.choose import choose as choose
+from headwise.plans.choose import removals as removals
+from headwise.plans.criteria import Criterion as Criterion
+from headwise.plans.criteria import Evaluator as Evaluator
+from headwise.plans.criteria import Fisher as Fisher
+from headwise.plans.criteria import GateScores as GateScores
+from headwise.plans.criteria import Greedy as Greedy
+from headwise.plans.criteria import Lazy as Lazy
+from headwise.plans.criteria import LeaveOneOut as LeaveOneOut
+from headwise.plans.criteria import Michel as Michel
+from headwise.plans.criteria import RandomOrder as RandomOrder
+from headwise.plans.criteria import Sensitivity as Sensitivity
+from headwise.plans.criteria import SetAware as SetAware
+from headwise.plans.criteria import WeightNorm as WeightNorm
+from headwise.plans.layer_cost import RIDGE as RIDGE
+from headwise.plans.layer_cost import LayerCost as LayerCost
+from headwise.plans.ledger import Ledger as Ledger
+from headwise.plans.ledger import Totals as Totals
+from headwise.plans.loss_search import Found as Found
+from headwise.plans.loss_search import most_within as most_within
+from headwise.plans.plan import REPLACEMENTS as REPLACEMENTS
+from headwise.plans.plan import HeadCut as HeadCut
+from headwise.plans.plan import HeadPlan as HeadPlan
+from headwise.plans.pool import Pool as Pool
+from headwise.plans.units import BlockShape as BlockShape
+from headwise.plans.units import Unit as Unit
+from headwise.plans.units import gone_of as gone_of
+from headwise.plans.units import units_of as units_of

@@ -1,0 +1,79 @@
+"""What a set of heads costs and what is left without it: heads, parameters, cache bytes, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headwise.plans.units import BlockShape, Unit, gone_of
+
+__all__ = ["Ledger", "Totals"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A model in numbers.
+
+    Attributes:
+        heads: query heads.
+        parameters: of the whole model.
+        cache_bytes: of keys and values, per token and sequence.
+        seconds: of a forward pass; None where nobody measured.
+    """
+
+    heads: int
+    parameters: int
+    cache_bytes: float
+    seconds: float | None = None
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+
+class Ledger:
+    """Adds up what goes.
+
+    Args:
+        shapes: the blocks.
+        parameters: of the whole model.
+        seconds: of one forward pass of the whole model, where the blocks have theirs.
+
+    Example:
+        >>> ledger = Ledger([BlockShape("a", (0, 0, 1, 1), per_head=10, per_kv=5, cache_per_kv=8.0)], parameters=100)
+        >>> ledger.after([Unit("a", (0,))]).parameters, ledger.after([Unit("a", (0, 1))]).parameters
+        (90, 75)
+    """
+
+    def __init__(self, shapes: Iterable[BlockShape], parameters: int, seconds: float | None = None) -> None:
+        self.shapes: Mapping[str, BlockShape] = {shape.block: shape for shape in shapes}
+        measured = seconds is not None and all(shape.seconds is not None for shape in self.shapes.values())
+        self.before = Totals(
+            sum(shape.query_heads for shape in self.shapes.values()),
+            parameters,
+            sum(shape.cache_per_kv * shape.kv_heads for shape in self.shapes.values()),
+            seconds if measured else None,
+        )
+
+    def after(self, removed: Iterable[Unit]) -> Totals:
+        """What is left; a key-value head goes with the last query head that reads it.
+
+        A block's seconds shrink as its parameters do.
+        """
+        heads, parameters, cache, seconds = 0, 0, 0.0, 0.0
+        for block, gone in gone_of(removed).items():
+            shape = self.shapes[block]
+            kv = len(set(shape.kv_map) - {one for head, one in enumerate(shape.kv_map) if head not in gone})
+            less = shape.per_head * len(gone) + shape.per_kv * kv
+            heads += len(gone)
+            parameters += less
+            cache += shape.cache_per_kv * kv
+            seconds += (shape.seconds or 0.0) * less / max(1, shape.parameters)
+        before = self.before
+        return Totals(
+            before.heads - heads,
+            before.parameters - parameters,
+            before.cache_bytes - cache,
+            None if before.seconds is None else before.seconds - seconds,
+        )

@@ -1,0 +1,101 @@
+"""The text that a repair learns from: statistics of one or several texts, and what the record says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import InputError
+from headwise.measures.covariance import SiteStatistics, Statistics
+from headwise.measures.covariance.accumulate import Scatter
+from headwise.models import Model
+from headwise.verbs.statistics import statistics as take_statistics
+
+__all__ = ["Calibration", "calibrate", "weighted"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Statistics and where they came from.
+
+    Attributes:
+        statistics: of the model's head outputs.
+        said: for the record, in the types of JSON.
+    """
+
+    statistics: Statistics
+    said: dict[str, Any]
+
+
+def calibrate(
+    model: Model, texts: Any, inputs: Any, weights: Sequence[float] | None, reading: Mapping[str, Any]
+) -> Calibration:
+    """One pass over the text; rows count relative to the residual stream, as they do for :func:`headwise.plan`.
+
+    Args:
+        model: the model.
+        texts, inputs: one of the two, as for :func:`headwise.statistics`.
+        weights: what each of ``texts`` counts, or None.
+        reading: further arguments of :func:`headwise.statistics`.
+
+    Raises:
+        InputError: weights that are no positive numbers, or not one for each text.
+    """
+    pieces = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]
+    if weights is None:
+        found = take_statistics(model, texts, inputs=inputs, relative=True, **reading)
+    else:
+        if texts is None:
+            raise InputError("weights say what each of texts counts, and inputs were given; give texts, or no weights")
+        _check_weights(pieces, weights)
+        parts = [take_statistics(model, [piece], relative=True, **reading) for piece in pieces]
+        found = weighted(parts, weights)
+    said = {
+        "texts": [_named(piece) for piece in pieces] if texts is not None else [],
+        "inputs": None if inputs is None else _named(inputs),
+        "weights": None if weights is None else [float(one) for one in weights],
+        "parts": list(found.parts),
+        "relative": True,
+        "rows": max((one.z.rows for one in found.sites.values()), default=0),
+    }
+    return Calibration(found, said)
+
+
+def _named(piece: Any) -> str:
+    if isinstance(piece, Path):
+        return str(piece)
+    return f"{len(piece):,} characters given in memory" if isinstance(piece, str) else f"a {type(piece).__name__}"
+
+
+def _check_weights(pieces: Sequence[Any], weights: Sequence[float]) -> None:
+    if len(pieces) != len(weights):
+        raise InputError(f"{len(weights)} weights for {len(pieces)} texts; give one for each")
+    if any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < float("inf") for one in weights):
+        raise InputError(f"weights must be numbers above 0, and are {list(weights)}")
+
+
+def weighted(parts: Sequence[Statistics], weights: Sequence[float]) -> Statistics:
+    """The statistics of several texts, each counting as its weight says and not as its length."""
+    whole: Statistics | None = None
+    for part, weight in zip(parts, weights, strict=True):
+        scaled = Statistics(
+            [_scaled(part[key], weight) for key in part],
+            model=part.model,
+            weight_hash=part.weight_hash,
+            parts=part.parts,
+            skip_first=part.skip_first,
+            relative=part.relative,
+            loss=part.loss,
+        )
+        whole = scaled if whole is None else whole.merge(scaled, overlap=True)
+    if whole is None:
+        raise InputError("there are no statistics to weigh; give at least one text")
+    return whole
+
+
+def _scaled(one: SiteStatistics, weight: float) -> SiteStatistics:
+    if not one.z.rows:
+        return one
+    return replace(one, z=Scatter.of(one.z.rows, one.z.mean, one.z.covariance, float(weight)), gradient=None)

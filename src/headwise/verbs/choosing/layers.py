@@ -1,0 +1,132 @@
+"""The blocks of a model as plans know them: numbers, output projections, costs of sets of heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from headwise.errors import InputError, UnsupportedError
+from headwise.layout import Block, HeadLayout, Projection
+from headwise.measures.covariance import Statistics
+from headwise.models import Model, output_weight
+from headwise.plans import RIDGE, BlockShape, LayerCost, units_of
+from headwise.plans.layer_cost import Repair
+from headwise.surgery.cutting import planned_cuts
+from headwise.surgery.repair import moments_of
+
+__all__ = ["block_shapes", "cuttable", "layer_costs", "output_weights"]
+
+
+def block_shapes(model: Model, seconds: Mapping[str, float] | None = None) -> list[BlockShape]:
+    """Every block of a model in numbers; ``seconds`` of each where they were measured."""
+    layout = model.layout
+    return [_shape(model, layout, block, (seconds or {}).get(path)) for path, block in layout.blocks.items()]
+
+
+def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None) -> BlockShape:
+    root = model.module
+    per_head = _rows(root, block.q, block.d_k) + (block.d_v * _width(root, block.o) if block.o else 0)
+    per_kv = _rows(root, block.k, block.d_k) + _rows(root, block.v, block.d_v)
+    cached = sum(site.block == block.module and site.key.stack == "decoder" for site in layout.sites)
+    if not hasattr(model.config, "use_cache") or block.k is None or block.v is None:
+        cached = 0
+    bytes_per_kv = cached * (block.d_k + block.d_v) * model.dtype.itemsize
+    return BlockShape(block.module, block.kv_map, per_head, per_kv, float(bytes_per_kv), seconds)
+
+
+def _rows(root: nn.Module, projection: Projection | None, width: int) -> int:
+    """Parameters of one head's rows of a projection."""
+    if projection is None:
+        return 0
+    owner: Any = root.get_submodule(projection.parameter)
+    reads = owner.weight.shape[0 if projection.transposed else 1]
+    return width * (int(reads) + (getattr(owner, "bias", None) is not None))
+
+
+def _width(root: nn.Module, projection: Projection) -> int:
+    owner: Any = root.get_submodule(projection.parameter)
+    return int(owner.weight.shape[1 if projection.transposed else 0])
+
+
+def cuttable(model: Model, unit: str) -> tuple[list[str], dict[str, str]]:
+    """Blocks from which a unit can be cut out, and for the others why not."""
+    able, reasons = [], {}
+    for shape in block_shapes(model):
+        block = model.layout.blocks[shape.block]
+        units = units_of(shape, "group" if unit == "group" else "head")
+        try:
+            planned_cuts(model.module, {shape.block: block}, {shape.block: units[0].heads})
+        except UnsupportedError as error:
+            reasons[shape.block] = str(error)
+        else:
+            able.append(shape.block)
+    return able, reasons
+
+
+def output_weights(model: Model, blocks: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:
+    """W_O of each block (H, d_v, d_model)."""
+    return {
+        path: output_weight(model.module, model.layout.blocks[path]).detach().double().cpu().numpy() for path in blocks
+    }
+
+
+def layer_costs(
+    model: Model,
+    statistics: Statistics,
+    blocks: Collection[str],
+    *,
+    repair: Repair = "least_squares",
+    ridge: float = RIDGE,
+) -> tuple[dict[str, LayerCost], list[str]]:
+    """What sets of heads cost, by block, and what the reader should know about it.
+
+    Raises:
+        InputError: the statistics are of other heads.
+        MeasureError: they hold no rows, or values that are not finite.
+    """
+    weights = output_weights(model, blocks)
+    energies = {path: _energy(model.layout, path, statistics) for path in blocks}
+    known = [value for value in energies.values() if value]
+    notes = []
+    if len(known) < len(energies):
+        missing = next(path for path, value in energies.items() if not value)
+        notes.append(
+            f"the residual stream at the input of {len(energies) - len(known)} layers was not seen, the first is "
+            f"{missing}; the mean of the other layers' energy stands for theirs"
+        )
+    usual = math.exp(sum(map(math.log, known)) / len(known)) if known else 1.0
+    found = {}
+    for path in blocks:
+        block = model.layout.blocks[path]
+        moments = moments_of(model.layout, block, statistics)  # type: ignore[arg-type]
+        weight = weights[path]
+        found[path] = LayerCost(
+            moments.covariance.cpu().numpy(),
+            weight.reshape(-1, weight.shape[2]),
+            block.query_heads,
+            energy=energies[path] or usual,
+            repair=repair,
+            mean=moments.mean.cpu().numpy(),
+            ridge=ridge,
+            name=path,
+        )
+    return found, notes
+
+
+def _energy(layout: HeadLayout, path: str, statistics: Statistics) -> float | None:
+    total, rows = 0.0, 0
+    for site in layout.sites:
+        if site.block != path:
+            continue
+        if site.key not in statistics.sites:
+            raise InputError(f"the statistics have no site {site.key}; take statistics of this model")
+        one = statistics[site.key]
+        if one.input_energy is None:
+            return None
+        total, rows = total + one.input_energy * one.z.rows, rows + one.z.rows
+    return total / rows if rows and total > 0 else None

@@ -1,0 +1,166 @@
+"""Cut heads out of a model and repair what is left: the verb behind ``hw.prune`` and ``headwise prune``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from headwise.errors import InputError
+from headwise.measures.covariance import Statistics
+from headwise.models import Model
+from headwise.surgery import Healing, request_of
+from headwise.surgery import prune as cut
+from headwise.verbs.calibration import Calibration, calibrate
+from headwise.verbs.forecast import Bar
+from headwise.verbs.healing import healed
+from headwise.verbs.prepared import opened
+
+__all__ = ["prune"]
+
+#: Rows of text for each column that a repair decides about, below which it is warned of.
+_ENOUGH: Final = 5
+
+
+def prune(
+    model: str | Path | nn.Module | Model,
+    plan: Any,
+    texts: Any = None,
+    *,
+    inputs: Any = None,
+    weights: Sequence[float] | None = None,
+    repair: str | None = None,
+    statistics: str | Path | Statistics | None = None,
+    ridge: float = 1e-3,
+    heal: int | Healing = 0,
+    example: Mapping[str, Any] | None = None,
+    field: str | None = None,
+    target_field: str | None = None,
+    window: int | None = None,
+    max_length: int | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    seed: int = 0,
+    progress: Bar | None = None,
+    notice: Callable[[str], None] | None = None,
+    **loading: Any,
+) -> Model:
+    """Cut heads out of a copy of a model, prove that removed equals gated, and repair what is left.
+
+    Args:
+        model: a path, a hub id, a module or a model.
+        plan: a :class:`~headwise.plans.HeadPlan`, the path of a saved one, or ``{block: [heads]}``.
+        texts, inputs: what the repair learns from; as for :func:`headwise.scan`. A list of several texts may have
+            ``weights``, for the domain of the text decides what the repair is worth.
+        weights: what part of the statistics each of ``texts`` is, relative to the others; without them a text counts
+            as long as it is.
+        repair: ``"least_squares"`` (with an intercept), ``"bias"`` or ``"none"``; None is least squares where there is
+            something to learn from (texts, inputs, statistics, or a plan that carries them), and is refused elsewhere.
+        statistics: of this model, from :func:`headwise.statistics`, or the path of a saved file.
+        ridge: of least squares: pull towards the weights that are there, as a part of the mean variance.
+        heal: train the pruned model for so many steps towards the original, on the same text; a
+            :class:`~headwise.surgery.Healing` says the rate, and a folder from which an interrupted run goes on.
+        example: keyword arguments of a forward pass for the proof; default one made for the model.
+        field, target_field, window, max_length, limit, batch_size, seed, progress, notice, loading: as for
+            :func:`headwise.scan`.
+
+    Returns:
+        The pruned model: ``.surgery`` is the record with the proof, ``.save(folder)`` saves it. The original is
+        untouched.
+
+    Raises:
+        InputError: a plan for another model, unknown heads, nothing to repair from.
+        MeasureError: statistics without rows, or not finite.
+        UnsupportedError: heads that cannot be cut out exactly; nothing was changed.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=16, vocab_size=31))
+        >>> small = prune(gpt2, {"transformer.h.0": [1, 3]}, inputs=[{"input_ids": torch.arange(31)[None]}])
+        >>> small.module.transformer.h[0].attn.num_heads, small.surgery.repair["method"]
+        (2, 'least_squares')
+    """
+    how = heal if isinstance(heal, Healing) else Healing(heal, seed=seed) if heal else None
+    if how is not None and texts is None and inputs is None:
+        raise InputError("healing needs text to learn from: give texts (--text FILE) or inputs")
+    handle = opened(model, loading)
+    request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration
+    reading_of = {
+        "field": field,
+        "target_field": target_field,
+        "window": window,
+        "max_length": max_length,
+        "limit": limit,
+        "batch_size": batch_size,
+    }
+    reading = {**reading_of, "seed": seed, "progress": progress, "notice": notice}
+    found = _statistics(handle, plan, texts, inputs, weights, statistics, repair, reading)
+    if repair is None and found is None:
+        raise InputError(
+            "the repair needs something to learn from: give texts (--text FILE) or statistics, or say repair='none' "
+            "(--repair none) to cut without repair"
+        )
+    known = None if found is None else found.statistics
+    small = cut(handle, plan, repair=repair or "least_squares", statistics=known, ridge=ridge, example=example)
+    assert small.surgery is not None
+    if found is not None:
+        said = {**small.surgery.repair, "calibration": found.said}
+        small = replace(small, surgery=replace(small.surgery, repair=said))
+    if notice is not None:
+        _warn(small, notice)
+    if how is not None:
+        small = healed(small, handle, texts, inputs, how, reading=reading_of, progress=progress, notice=notice)
+    return small
+
+
+def _plan(plan: Any) -> Any:
+    if isinstance(plan, str | Path):
+        from headwise.plans import HeadPlan
+
+        return HeadPlan.load(plan)
+    return plan
+
+
+def _statistics(
+    model: Model,
+    plan: Any,
+    texts: Any,
+    inputs: Any,
+    weights: Sequence[float] | None,
+    statistics: str | Path | Statistics | None,
+    repair: str | None,
+    reading: Mapping[str, Any],
+) -> Calibration | None:
+    if statistics is not None:
+        if texts is not None or inputs is not None:
+            raise InputError("give texts or statistics, one of the two; both were given")
+        known = statistics if isinstance(statistics, Statistics) else Statistics.load(statistics)
+        source = {} if isinstance(statistics, Statistics) else {"file": str(statistics)}
+        return Calibration(known, {**source, "parts": list(known.parts), "relative": known.relative})
+    if texts is None and inputs is None:
+        carried = getattr(plan, "statistics", None)
+        if not isinstance(carried, Statistics) or repair == "none":
+            return None
+        said = {"from": "the plan", "parts": list(carried.parts), "relative": carried.relative}
+        return Calibration(carried, said)
+    if repair == "none" and not any(one.replacement == "constant" for one in getattr(plan, "cuts", ())):
+        return None
+    return calibrate(model, texts, inputs, weights, reading)
+
+
+def _warn(small: Model, notice: Callable[[str], None]) -> None:
+    assert small.surgery is not None
+    repair = small.surgery.repair
+    layers = repair["layers"] if repair["method"] == "least_squares" else ()
+    short = [one for one in layers if one["rows"] < _ENOUGH * one["columns"]]
+    if short:
+        worst = max(short, key=lambda one: one["columns"] / max(1, one["rows"]))
+        notice(
+            f"warning: the text is short: {worst['rows']:,} rows decide about {worst['columns']:,} columns of "
+            f"{worst['module']}; give at least {_ENOUGH * worst['columns']:,} rows, or the repair learns the text by "
+            "heart"
+        )

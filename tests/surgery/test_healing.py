@@ -1,0 +1,99 @@
+"""Healing: a cut model learns what its original gives; interrupted runs go on; folders of others are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headwise as hw
+from headwise.errors import HeadwiseError
+from headwise.models import load
+from headwise.surgery import Healing, verify
+from headwise.surgery.healing import distance
+from tests.surgery import small
+
+pytest.importorskip("accelerate", reason="accelerate is not installed: pip install headwise[heal]")
+
+PLAN = {"model.layers.0": [0, 1]}
+
+
+def inputs() -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(5)
+    return [{"input_ids": torch.randint(3, 29, (1, 12), generator=draw)} for _ in range(8)]
+
+
+def healed(model: Any, **how: Any) -> Any:
+    return hw.prune(model, PLAN, inputs=inputs(), batch_size=4, heal=Healing(**how))
+
+
+def test_the_distance_falls_and_the_record_says_so(tmp_path: Path) -> None:
+    model = small.decoder("Llama")
+    before = [value.detach().clone() for value in model.parameters()]
+    pruned = healed(model, steps=12, rate=1e-3)
+    said = pruned.surgery.repair["heal"]
+    assert said["last"] < 0.8 * said["first"]
+    assert (said["steps"], said["loss"], said["batches"], said["resumed"]) == (12, "kl", 2, None)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not pruned.module.training
+    folder = pruned.save(tmp_path / "small")
+    loaded = load(folder)
+    assert loaded.surgery == pruned.surgery
+    assert "trained for 12 steps" in (folder / "README.md").read_text()
+    found = verify(model, loaded)
+    assert found.healed > 5
+    assert found.repaired == ("model.layers.0.self_attn.o_proj",)
+    assert hw.verify(model, hw.prune(model, PLAN, repair="none")).healed == 0
+
+
+def test_an_encoder_is_healed_by_its_hidden_states() -> None:
+    bert = small.bert()
+    pruned = hw.prune(bert, {"encoder.layer.0": [0, 1]}, inputs=inputs(), heal=Healing(10, 1e-3))
+    assert pruned.surgery is not None
+    said = pruned.surgery.repair["heal"]
+    assert said["loss"] == "squared difference"
+    assert said["last"] < said["first"]
+
+
+def test_an_interrupted_healing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after 4 of 6 steps and taken up again, the weights are those of a run in one go."""
+    from headwise.surgery import healing
+
+    model = small.decoder("Llama")
+    whole = healed(model, steps=6, folder=tmp_path / "whole", every=2)
+    calls = 0
+
+    def stopping(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 + 5:  # 2 before the first step
+            raise KeyboardInterrupt
+        return distance(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(healing, "distance", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            healed(model, steps=6, folder=tmp_path / "broken", every=2)
+    again = healed(model, steps=6, folder=tmp_path / "broken", every=2)
+    assert again.surgery.repair["heal"]["resumed"] == 4
+    for one, other in zip(whole.module.parameters(), again.module.parameters(), strict=True):
+        assert float((one - other).abs().max()) <= 1e-6
+    with pytest.raises(HeadwiseError, match="the checkpoints of another healing"):
+        healed(model, steps=7, folder=tmp_path / "broken", every=2)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    model = small.decoder("Llama")
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(HeadwiseError, match="is not empty and holds no healing"):
+        healed(model, steps=2, folder=tmp_path)
+    with pytest.raises(HeadwiseError, match="healing needs text to learn from"):
+        hw.prune(model, PLAN, repair="none", heal=3)
+    with pytest.raises(HeadwiseError, match="steps of healing must be a whole number"):
+        hw.prune(model, PLAN, inputs=inputs(), heal=-1)
+    with pytest.raises(HeadwiseError, match="learning rate of healing must be"):
+        Healing(3, rate=2.0)
+    with pytest.raises(HeadwiseError, match="healing in float16 would overflow"):
+        hw.prune(small.decoder("Llama").half(), PLAN, inputs=inputs(), repair="none", heal=2)

@@ -1,0 +1,280 @@
+"""hw.plan on small models: what it evaluates is what surgery gives, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+from headwise import verbs
+from headwise.data import batches
+from headwise.errors import InputError, MeasureError
+from headwise.measures.covariance import Statistics
+from headwise.measures.importance import NextToken, loss_for
+from headwise.measures.importance.losses import Loss
+from headwise.models import as_model, wrap
+from headwise.plans import Pool, Unit
+from headwise.surgery import prune
+from headwise.surgery.repair import moments_of
+from headwise.verbs.choosing import CRITERIA, Quality, block_shapes
+from headwise.verbs.choosing.text import Part, sample, tokens_of
+from headwise.verbs.plan_compare import compare
+from tests.measures import tiny
+
+LENGTHS = [6 + at % 7 for at in range(24)]
+INPUTS = tiny.ids(*LENGTHS)
+PAIRS = tiny.pairs(*LENGTHS)
+
+MODELS: dict[str, Any] = {
+    "llama": tiny.llama,  # grouped heads, W_O inside the attention module
+    "bert": lambda: tiny.bert(),  # W_O outside it
+    "gpt2": tiny.gpt2,  # a fused, transposed projection
+    "albert": tiny.albert,  # one block, several sites
+    "t5": tiny.t5,  # two stacks, cross-attention, a bias that layers share
+}
+
+
+def ready(name: str) -> Any:
+    return wrap(MODELS[name]())
+
+
+def text(name: str) -> list[dict[str, list[int]]]:
+    return PAIRS if name == "t5" else INPUTS
+
+
+def lossy(model: Any, **more: Any) -> Loss:
+    return loss_for(model, "auto", labelled=False, gradients=False, mean=False, seed=0)
+
+
+def own(module: nn.Module, model: Any, loss: Loss, data: list[Any]) -> float:
+    """The loss per token or row of another module on the same text, by no evaluator."""
+    quality = Quality(model, data, loss)
+    quality.base  # noqa: B018 - the references of fidelities
+    total = 0.0
+    for at, task in enumerate(quality._tasks):
+        with torch.no_grad():
+            outputs = module(**dict(task.inputs))
+        total += float(loss(outputs, task, quality._references[at]).double().sum())
+    return total / quality._count() - quality.base
+
+
+@pytest.mark.parametrize("repair", ["none", "bias", "least_squares"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_evaluated_is_what_surgery_gives(name: str, repair: str) -> None:
+    model = ready(name)
+    found = verbs.statistics(model, inputs=text(name))
+    data = list(batches(model, text(name), batch_size=5))
+    loss = lossy(model)
+    blocks = model.layout.blocks
+    moments = {path: moments_of(model.layout, block, found) for path, block in blocks.items()}
+    quality = Quality(model, data, loss, moments=moments, repair=repair)
+    first, *_, last = [*blocks, *blocks]
+    removed = [Unit(first, (1,)), Unit(last, (0,))]
+    small = prune(model, {first: [1], last: [0]} if first != last else {first: [0, 1]}, repair=repair, statistics=found)
+    expected = own(small.module.eval(), model, loss, data)
+    assert quality.rise(removed) == pytest.approx(expected, rel=2e-3, abs=2e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_candidates_that_share_a_pass_are_as_if_alone(name: str) -> None:
+    """Every candidate, played back and side by side, gives what a whole pass of its own gives; and costs less."""
+    model = ready(name)
+    data = list(batches(model, text(name), batch_size=5))
+    loss = lossy(model)
+    found = verbs.statistics(model, inputs=text(name))
+    moments = {path: moments_of(model.layout, block, found) for path, block in model.layout.blocks.items()}
+    shared = Quality(model, data, loss, moments=moments, repair="least_squares")
+    units = Pool(block_shapes(model)).units
+    removed, candidates = units[1:2], [units[0], *units[2:]]
+    rises = shared.rises(removed, candidates)
+    alone = Quality(model, data, loss, moments=moments, repair="least_squares", reuse=False)
+    expected = [alone.rise([*removed, unit]) for unit in candidates]
+    assert rises == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert shared.notes == []
+    assert alone.own_passes == 1 + len(candidates)
+    if name == "albert":  # its layers are one module, entered again and again: nothing can be played back
+        assert shared.own_passes == 2 + len(candidates)
+    else:
+        assert shared.own_passes < 2 + 0.8 * len(candidates)
+
+
+def test_the_model_is_as_it_was() -> None:
+    model = ready("llama")
+    state = {name: value.clone() for name, value in model.module.state_dict().items()}
+    one = tiny.tensor(INPUTS[0])
+    before = model.module(**one).logits
+    hw.plan(model, inputs=INPUTS, keep=0.7, criterion="greedy", repair="bias")
+    hw.plan(model, inputs=INPUTS, keep=0.7, criterion="michel-iterative")
+    assert torch.equal(model.module(**one).logits, before)
+    assert all(torch.equal(value, state[name]) for name, value in model.module.state_dict().items())
+    assert not any("forward" in vars(part) for part in model.module.modules())
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_every_criterion_plans(criterion: str) -> None:
+    plan = hw.plan(ready("llama"), inputs=INPUTS, keep=0.5, criterion=criterion, step=0.3)
+    assert len(plan) == 6
+    assert plan.criterion == criterion
+    free = criterion in ("random", "weight-norm")
+    assert (plan.facts["passes"] == 0) == free
+    assert all(len(gone) < 4 for gone in plan.removed.values())
+    again = hw.plan(ready("llama"), inputs=INPUTS, keep=0.5, criterion=criterion, step=0.3)
+    assert again.cuts == plan.cuts
+
+
+def test_text_in_other_batches_and_order_gives_the_same_plan() -> None:
+    plans = [
+        hw.plan(ready("bert"), inputs=given, keep=0.5, batch_size=size)
+        for given, size in ((INPUTS, 3), (INPUTS[::-1], 7))
+    ]
+    assert plans[0].cuts == plans[1].cuts
+
+
+def test_statistics_instead_of_text(tmp_path: Path) -> None:
+    model = ready("llama")
+    whole = hw.plan(model, inputs=INPUTS, keep=0.5)
+    assert isinstance(whole.statistics, Statistics)
+    file = whole.statistics.save(tmp_path / "s.safetensors")
+    again = hw.plan(model, statistics=file, keep=0.5)
+    assert again.cuts == whole.cuts
+    assert again.facts["passes"] == 0
+    with pytest.raises(InputError, match=r"the statistics are of the weights .* take statistics of this model"):
+        hw.plan(ready("gpt2"), statistics=file, keep=0.5)
+
+
+def test_rows_count_relative_to_the_residual_stream() -> None:
+    assert hw.plan(ready("llama"), inputs=INPUTS, keep=0.9).statistics.relative
+    plain = hw.plan(ready("llama"), inputs=INPUTS, keep=0.9, relative=False, skip_first=2).statistics
+    assert (plain.relative, plain.skip_first) == (False, 2)
+
+
+def test_budgets() -> None:
+    model = ready("llama")
+    before = sum(value.numel() for value in model.module.parameters())
+    plan = hw.plan(model, inputs=INPUTS, params=before - 1500)
+    small = prune(model, plan, repair="none")
+    assert sum(value.numel() for value in small.module.parameters()) == plan.facts["after"]["parameters"]
+    assert plan.facts["after"]["parameters"] <= before - 1500 < before
+    cache = hw.plan(model, inputs=INPUTS, cache_bytes=3 * 2 * 2 * 6 * 4 * 2 // 3)
+    assert cache.unit == "group"
+    assert cache.facts["before"]["cache_bytes"] == 3 * 2 * (6 + 6) * 4
+    fast = hw.plan(model, inputs=INPUTS, speed=1.2, seconds=(dict.fromkeys(model.layout.blocks, 1.0), 6.0))
+    assert fast.facts["before"]["seconds"] / fast.facts["after"]["seconds"] >= 1.2
+    measured = hw.plan(model, inputs=INPUTS, speed=1.0)
+    assert measured.facts["before"]["seconds"] > 0
+
+
+def test_a_loss_is_searched_on_one_half_and_confirmed_on_the_other() -> None:
+    model = ready("llama")
+    plan = hw.plan(model, inputs=INPUTS, max_loss=0.5)
+    assert 0 < len(plan) < 12
+    assert plan.facts["loss"] <= 0.5
+    assert plan.statistics.parts[0].endswith("/all but 1 of 2")
+    assert {one["units"] for one in plan.facts["confirmed"]} >= {len(plan)}
+    nothing = hw.plan(model, inputs=INPUTS, max_loss=0.0)
+    assert nothing.facts["loss"] <= 0
+
+
+def test_halves_and_samples() -> None:
+    data = list(batches(ready("bert"), INPUTS, batch_size=5))
+    halves = [Part(data, lambda number, rest=rest: number % 2 == rest) for rest in (0, 1)]  # type: ignore[misc]
+    numbers = [{number for batch in half for number in batch.passages} for half in halves]
+    assert numbers[0] | numbers[1] == set(range(24))
+    assert not numbers[0] & numbers[1]
+    some = sample(data, 40)
+    assert 25 <= sum(map(tokens_of, some)) <= 60
+    assert max(number for batch in some for number in batch.passages) > 15
+
+
+def test_protected_heads_parts_and_uniform_counts() -> None:
+    model = ready("t5")
+    blocks = list(model.layout.blocks)
+    plan = hw.plan(model, inputs=PAIRS, keep=0.8, protect=[f"{blocks[0]}:0,2", blocks[1]])
+    assert not {0, 2} & set(plan.removed.get(blocks[0], ()))
+    assert blocks[1] not in plan.removed
+    cross = hw.plan(model, inputs=PAIRS, keep=0.9, only=["cross"])
+    assert cross.removed
+    assert all("EncDec" in block for block in cross.removed)
+    even = hw.plan(ready("llama"), inputs=INPUTS, keep=0.5, uniform=True)
+    assert {len(gone) for gone in even.removed.values()} == {2}
+    small = prune(ready("llama"), even, repair="none")
+    assert all(change.even for change in small.surgery.blocks)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "give one budget of keep, params"),
+        ({"keep": 0.5, "criterion": "set-awar"}, "there is no criterion 'set-awar'; did you mean 'set-aware'?"),
+        ({"keep": 0.5, "repair": "magic"}, "repair must be one of none, bias, least_squares, and is 'magic'"),
+        ({"keep": 0.5, "replacement": "magic"}, "replacement must be one of nothing"),
+        ({"keep": 0.5, "unit": "pair"}, "unit must be 'head' or 'group', and is 'pair'"),
+        ({"keep": 0.5, "sample": 0}, "sample must be a whole number of tokens"),
+        ({"keep": 0.5, "skip_first": -1}, "skip_first must be a whole number of rows"),
+        ({"keep": 0.5, "only": ["vision"]}, r"no head of the model may go: only=\['vision'\] names no attention"),
+        ({"keep": 0.5, "protect": {"model.layers.9": [0]}}, "no attention block 'model.layers.9'"),
+        ({"keep": 0.5, "protect": ["model.layers.0.self_attn:x"]}, "protect takes BLOCK or BLOCK:HEAD,HEAD"),
+        ({"keep": 0.5, "protect": ["model.layers.0.self_attn:9"]}, "there is no head 9"),
+        ({"keep": 0.1, "per_layer": 2}, "keep=0.1 cannot be reached"),
+    ],
+)
+def test_refusals(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        hw.plan(ready("llama"), inputs=INPUTS, **options)
+
+
+def test_text_is_needed_where_something_is_measured() -> None:
+    with pytest.raises(InputError, match="give texts or inputs"):
+        hw.plan(ready("llama"), keep=0.5)
+    assert len(hw.plan(ready("llama"), keep=0.5, criterion="random")) == 6
+
+
+def test_statistics_that_are_not_finite() -> None:
+    model = ready("llama")
+    found = verbs.statistics(model, inputs=INPUTS)
+    next(iter(found.sites.values())).z._products[0, 0] = torch.nan
+    with pytest.raises(MeasureError, match="not finite"):
+        hw.plan(model, statistics=found, keep=0.5)
+
+
+def test_little_text_is_said() -> None:
+    plan = hw.plan(ready("llama"), inputs=INPUTS[:2], keep=0.5)
+    assert any("the text is short" in note for note in plan.facts["notes"])
+
+
+def test_gradients_are_taken_of_something_that_has_them() -> None:
+    plan = hw.plan(ready("bert"), inputs=INPUTS, keep=0.5, criterion="fisher", loss="fidelity_pooled")
+    assert any("gradients of the loss projection" in note for note in plan.facts["notes"])
+    assert isinstance(lossy(as_model(tiny.llama())), NextToken)
+
+
+def test_a_comparison_on_other_text() -> None:
+    model = ready("llama")
+    found = compare(model, inputs=INPUTS, held_out=INPUTS[:5], criteria=["set-aware"], at=[0.25, 0.5])
+    assert found.held_out["passages"] == 5
+    none, repaired = found.curves
+    assert (none.repair, repaired.repair) == ("none", "least_squares")
+    plan = hw.plan(model, inputs=INPUTS, keep=0.75)
+    data = list(batches(model, INPUTS[:5]))
+    expected = own(prune(model, plan, statistics=plan.statistics).module.eval(), model, NextToken(), data)
+    assert repaired.points[0].loss == pytest.approx(math.expm1(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"at": [0.0]}, r"at must be shares of the heads between 0 and 1, and is \[0.0\]"),
+        ({"at": []}, "at must be shares"),
+        ({"seeds": 0}, "seeds must be a whole number of random orders"),
+        ({"repairs": ["magic"]}, "repairs must be of none, bias, least_squares"),
+        ({"criteria": ["luck"]}, "there is no criterion 'luck'"),
+    ],
+)
+def test_comparisons_that_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        compare(ready("llama"), inputs=INPUTS, **options)

@@ -1,0 +1,171 @@
+"""hw.prune and hw.verify: what the repair learns from, and what is refused before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headwise as hw
+from headwise.measures.covariance import Scatter, Statistics
+from headwise.plans import HeadCut, HeadPlan
+from headwise.verbs.calibration import weighted
+from tests.measures.tiny import VOCABULARY, llama
+
+PLAN = {"model.layers.0": [1]}
+
+
+def passages(seed: int, count: int = 3, length: int = 21, most: int = VOCABULARY) -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [{"input_ids": torch.randint(3, most, (1, length), generator=draw)} for _ in range(count)]
+
+
+def weights_of(model: Any) -> list[torch.Tensor]:
+    return [value.detach().clone() for value in model.parameters()]
+
+
+def plan_of(*cuts: HeadCut, weight_hash: str | None = None, **changes: Any) -> HeadPlan:
+    blocks = {f"model.layers.{layer}.self_attn": (4, 2) for layer in range(3)}
+    return HeadPlan(cuts, "tiny", weight_hash, "by hand", blocks=blocks, **changes)
+
+
+def test_the_original_is_untouched_and_the_record_says_what_was_used() -> None:
+    model = llama()
+    before = weights_of(model)
+    small = hw.prune(model, PLAN, inputs=passages(1), repair="bias")
+    assert all(map(torch.equal, before, model.parameters()))
+    assert small.surgery is not None
+    said = small.surgery.repair["calibration"]
+    assert said["rows"] == 3 * 21
+    assert said["relative"] is True
+    assert len(said["parts"]) == 1
+
+
+def test_statistics_from_a_file_are_those_in_memory(tmp_path: Path) -> None:
+    model = llama()
+    known = hw.statistics(model, inputs=passages(2))
+    known.save(tmp_path / "s.safetensors")
+    one = hw.prune(model, PLAN, statistics=known)
+    two = hw.prune(model, PLAN, statistics=tmp_path / "s.safetensors")
+    assert all(map(torch.equal, one.module.parameters(), two.module.parameters()))
+    assert two.surgery is not None
+    assert two.surgery.repair["calibration"]["file"] == str(tmp_path / "s.safetensors")
+
+
+def test_a_plan_brings_its_statistics() -> None:
+    model = llama()
+    known = hw.statistics(model, inputs=passages(2))
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1), statistics=known)
+    one, two = hw.prune(model, plan), hw.prune(model, PLAN, statistics=known)
+    assert all(map(torch.equal, one.module.parameters(), two.module.parameters()))
+    assert one.surgery is not None
+    assert one.surgery.repair["calibration"]["from"] == "the plan"
+    assert hw.prune(model, plan, repair="none").surgery is not None
+
+
+def scatter_of(statistics: Statistics) -> Any:
+    return next(iter(statistics.sites.values())).z
+
+
+def test_weights_count_and_lengths_do_not() -> None:
+    """Half and half of a short and a long text is the plain mean of the two second moments."""
+    model = llama()
+    short, long = (hw.statistics(model, inputs=passages(seed, count)) for seed, count in ((1, 1), (2, 40)))
+    both = scatter_of(weighted([short, long], [1, 1]))
+    for name in ("mean", "second_moment"):
+        expected = (getattr(scatter_of(short), name) + getattr(scatter_of(long), name)) / 2
+        assert torch.allclose(getattr(both, name), expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
+    assert both.rows == 41 * 21
+    far = scatter_of(short.merge(long))
+    assert not torch.allclose(far.mean, both.mean, rtol=0, atol=0.01 * float(both.mean.abs().max()))
+
+
+def test_weights_reach_the_repair_and_the_record(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    handle = hw.wrap(llama(), words)
+    texts = []
+    for seed, most in ((1, 9), (2, VOCABULARY)):
+        draw = torch.Generator().manual_seed(seed)
+        text = " ".join(f"w{at}" for at in torch.randint(3, most, (400,), generator=draw).tolist())
+        texts.append(tmp_path / f"{seed}.txt")
+        texts[-1].write_text(text)
+    smalls = [hw.prune(handle, PLAN, texts, weights=weights, window=40) for weights in ([1, 9], [9, 1])]
+    name = "model.layers.0.self_attn.o_proj.weight"
+    assert not torch.allclose(*(one.module.get_parameter(name) for one in smalls), rtol=0, atol=1e-4)
+    assert smalls[0].surgery is not None
+    said = smalls[0].surgery.repair["calibration"]
+    assert said["weights"] == [1.0, 9.0]
+    assert said["texts"] == list(map(str, texts))
+    with pytest.raises(hw.HeadwiseError, match="1 weights for 2 texts"):
+        hw.prune(handle, PLAN, texts, weights=[1])
+    with pytest.raises(hw.HeadwiseError, match="numbers above 0"):
+        hw.prune(handle, PLAN, texts, weights=[1, 0])
+
+
+def test_a_plan_is_refused_before_the_text_is_read() -> None:
+    for plan, words in (
+        ({"model.layers.7": [0]}, "no attention block"),
+        ({"model.layers.0": [9]}, "there is no head 9"),
+        ({"model.layers.0": [1, 1]}, "named twice"),
+        (plan_of(HeadCut("model.layers.0.self_attn", 1, "running_mean")), "running mean"),
+        (3, "plan must be a HeadPlan or a mapping"),
+    ):
+        with pytest.raises(hw.HeadwiseError, match=words):
+            hw.prune(llama(), plan, [Path("does-not-exist.txt")])
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    model = llama()
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1), weight_hash=hw.wrap(model).source.weight_hash)
+    assert hw.prune(model, plan, repair="none").surgery is not None
+    with pytest.raises(hw.HeadwiseError, match="make a plan for this model"):
+        hw.prune(llama(seed=8), plan, repair="none")
+
+
+def test_statistics_of_another_model_or_not_finite_are_refused() -> None:
+    model = llama()
+    known = hw.statistics(model, inputs=passages(2))
+    with pytest.raises(hw.HeadwiseError, match="take statistics of this model"):
+        hw.prune(llama(seed=8), PLAN, statistics=known)
+    sites = list(known.sites.values())
+    broken = sites[0].z.covariance.clone()
+    broken[0, 0] = torch.nan
+    sites[0] = replace(sites[0], z=Scatter.of(sites[0].z.rows, sites[0].z.mean, broken))
+    with pytest.raises(hw.HeadwiseError, match="not finite; take them again"):
+        hw.prune(model, PLAN, statistics=Statistics(sites, weight_hash=known.weight_hash))
+    empty = [replace(one, z=Scatter(one.z.width)) for one in sites]
+    with pytest.raises(hw.HeadwiseError, match="hold no rows; give more text"):
+        hw.prune(model, PLAN, statistics=Statistics(empty, weight_hash=known.weight_hash))
+
+
+def test_sources_that_do_not_go_together() -> None:
+    model = llama()
+    known = hw.statistics(model, inputs=passages(2))
+    with pytest.raises(hw.HeadwiseError, match="give texts or statistics, one of the two"):
+        hw.prune(model, PLAN, statistics=known, inputs=passages(1))
+    with pytest.raises(hw.HeadwiseError, match="needs something to learn from"):
+        hw.prune(model, PLAN)
+    with pytest.raises(hw.HeadwiseError, match="or no weights"):
+        hw.prune(model, PLAN, inputs=passages(1), weights=[1])
+
+
+def test_constants_are_learned_without_a_repair() -> None:
+    model = llama()
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1, "constant"))
+    small: Any = hw.prune(model, plan, inputs=passages(1), repair="none").module
+    assert small.model.layers[0].self_attn.o_proj.bias is not None
+    assert model.model.layers[0].self_attn.o_proj.bias is None
+
+
+def test_verify_of_the_verb_is_that_of_surgery(tmp_path: Path) -> None:
+    model = llama()
+    small = hw.prune(model, PLAN, repair="none")
+    found = hw.verify(model, small)
+    assert found.removed == {"model.layers.0.self_attn": (1,)}
+    assert found.recorded

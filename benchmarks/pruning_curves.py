@@ -51,7 +51,7 @@ def flan_t5() -> Comparison:
     model = hw.load(MODELS / "flan_t5")
     assert model.tokenizer is not None
     pairs = []
-    for sentence in treebank(240):
+    for sentence in treebank(96):
         source = f"translate English to German: {sentence}"
         ids = torch.tensor([model.tokenizer(source)["input_ids"]])
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -245,6 +246,55 @@ def test_nothing_half_done_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pruned.save(tmp_path / "new")
     assert [one.name for one in tmp_path.iterdir()] == ["small"]
     assert (folder / "headwise.json").read_bytes() == before
+
+
+def test_a_full_disk_and_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be a mounted volume: it is filled, and empty again after a failure."""
+    pruned = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none")
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    before = folder.stat().st_ino
+    with monkeypatch.context() as patched:
+        import safetensors.torch
+
+        def full(*_given: Any, **_more: Any) -> None:
+            raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+        patched.setattr(safetensors.torch, "save_file", full)
+        with pytest.raises(RunError, match=r"No space left on device .*; nothing was changed"):
+            pruned.save(folder)
+    assert list(folder.iterdir()) == []
+    real, calls = os.rename, []
+
+    def third_time(source: Any, target: Any) -> None:
+        calls.append(source)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", third_time)
+        with pytest.raises(KeyboardInterrupt):
+            pruned.save(folder)
+    assert list(folder.iterdir()) == []
+    (folder / ".headwise-new-volume-killed").mkdir()
+    pruned.save(folder)
+    assert folder.stat().st_ino == before
+    assert load(folder).surgery == pruned.surgery
+    assert not [one for one in folder.iterdir() if one.name.startswith(".")]
+
+
+def test_what_lies_beside_a_saved_model_is_not_deleted(tmp_path: Path) -> None:
+    pruned = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none")
+    folder = pruned.save(tmp_path / "small")
+    (folder / ".git").mkdir()
+    with pytest.raises(RunError, match=r"holds a saved model and \.git, which headwise did not save"):
+        pruned.save(folder, overwrite=True)
+    (folder / ".git").rmdir()
+    (folder / "results.csv").write_text("mine")
+    with pytest.raises(RunError, match=r"and results\.csv, which headwise did not save; move it away"):
+        pruned.save(folder, overwrite=True)
+    assert (folder / "results.csv").read_text() == "mine"
 
 
 class Own(nn.Module):

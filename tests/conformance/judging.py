@@ -446,7 +446,7 @@ def _with(base: Verdict, **changes: Any) -> Verdict:
 
 def _words(failure: Exception) -> str:
     text = " ".join(str(failure).split())
-    for tail in ("; looked for", "; give example=", " You can install it", " Please note"):
+    for tail in ("; looked for", "; give the keyword", " You can install it", " Please note"):
         text = text.partition(tail)[0]
     return text if len(text) <= 240 else text[:237] + "..."
 

@@ -339,7 +339,7 @@ def test_a_model_that_needs_an_example_of_its_own() -> None:
             return self.inner(tokens).last_hidden_state
 
     model = Wrapped().eval()
-    with pytest.raises(UnsupportedError, match=r"no transformers config.*give example="):
+    with pytest.raises(UnsupportedError, match=r"no transformers config.*example= in Python, --inputs FILE"):
         discover(model)
     layout = discover(model, {"tokens": torch.tensor([[3, 5, 7]])})
     assert [site.key.module for site in layout.sites] == ["inner.encoder.layer.0.attention.self"]

@@ -37,7 +37,7 @@ def candidates(root: nn.Module) -> list[dict[str, Any]]:
     if not isinstance(config, PretrainedConfig):
         raise UnsupportedError(
             f"{type(root).__name__} has no transformers config, so no example input can be made for it; "
-            "give example= the keyword arguments of a small forward pass"
+            "give the keyword arguments of a small forward pass (example= in Python, --inputs FILE on the command line)"
         )
     names = list(inspect.signature(root.forward).parameters)
     main = getattr(root, "main_input_name", "input_ids")
@@ -50,7 +50,7 @@ def candidates(root: nn.Module) -> list[dict[str, Any]]:
     if not made:
         raise UnsupportedError(
             f"{type(root).__name__} takes {main!r}, which headwise does not know how to make; "
-            "give example= the keyword arguments of a small forward pass"
+            "give the keyword arguments of a small forward pass (example= in Python, --inputs FILE on the command line)"
         )
     place = next((tensor for tensor in root.parameters()), torch.empty(0))
     return [{name: _placed(value, place) for name, value in inputs.items()} for inputs in made]

@@ -81,8 +81,7 @@ def truth_of(
     if silent:
         raise UnsupportedError(
             f"{silent[0]}: the output projection of its heads did not run on the input of the proof, so nothing could "
-            "be "
-            "proved of it; give an example= that reaches it"
+            "be proved of it; give an input that reaches it (example= in Python, --inputs FILE on the command line)"
         )
     return Truth(inputs, calls, outputs, noise)
 
@@ -113,9 +112,8 @@ def _first_that_runs(model: Model, example: Mapping[str, Any] | None) -> tuple[d
         except MODEL_FAILURES as failure:
             failures.append(failure)
     raise InputError(
-        f"{type(model.module).__name__} does not run on the input of the proof: {failures[0]}; give example= the "
-        "keyword "
-        "arguments of a small forward pass"
+        f"{type(model.module).__name__} does not run on the input of the proof: {failures[0]}; give the "
+        "keyword arguments of a small forward pass (example= in Python, --inputs FILE on the command line)"
     )
 
 

@@ -364,5 +364,5 @@ def test_results_that_no_layer_reads_head_by_head_are_refused() -> None:
 
 
 def test_a_model_without_config_needs_an_example() -> None:
-    with pytest.raises(UnsupportedError, match=r"SmallGPT has no transformers config, .*give example="):
+    with pytest.raises(UnsupportedError, match=r"SmallGPT has no transformers config, .*--inputs FILE"):
         discover(small_gpt("softmax"))

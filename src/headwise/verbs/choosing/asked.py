@@ -74,7 +74,8 @@ class Asked:
         able, reasons = cuttable(model, unit)
         chosen = [path for path in able if self._among(model.layout, path)]
         if not chosen:
-            why = next(iter(reasons.values()), f"only={list(self.only)} names no attention of the model")
+            none = f"only={list(self.only)} names no attention of the model" if self.only else "none is left in it"
+            why = next(iter(reasons.values()), none)
             raise InputError(f"no head of the model may go: {why}")
         pool = Pool(
             block_shapes(model),

@@ -65,7 +65,7 @@ class Session:
         place = self._tracker.place(module, spot)
         site = None if path is None else self._sites.get((path, place.call))
         if site is None:
-            if self.observer is None:
+            if self.observer is None or self._is_empty(path):
                 return None
             raise UnsupportedError(
                 f"{path or type(module).__name__} made attention call {place.call}, which the model did not make "
@@ -75,6 +75,11 @@ class Session:
         if self.observer is not None or (self._gates is not None and site.key in self._gates.rules):
             check_heads(site, block, query, key)
         return Seen(site, block, place.forward, place.part, place.recomputed)
+
+    def _is_empty(self, path: str | None) -> bool:
+        """Whether no head of a module is left, so that there is nothing to see in its calls."""
+        block = None if path is None else self.layout.blocks.get(path)
+        return block is not None and not block.query_heads
 
     def gated(self, seen: Seen, output: Tensor) -> Tensor:
         """``output`` (B, Q, H, D_v) times this session's gates."""

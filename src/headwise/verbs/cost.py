@@ -187,7 +187,8 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout, root: nn.Module) -> Mod
         )
     met = {site.block for site in layout.sites}
     missed = [site for site in read.attention if site.block not in met]
-    notes = [f"{site.name}: not met by the forward pass that found the heads" for site in missed]
+    why = "not met by the forward pass that found the heads"
+    notes = [f"{site.name}: {why if site.query_heads else 'no head is left'}" for site in missed]
     notes += [f"{path}: not counted as attention ({why})" for path, why in layout.uncovered]
     return replace(read, attention=(*sites, *missed), notes=(*read.notes, *notes))
 

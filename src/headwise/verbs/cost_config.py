@@ -15,6 +15,7 @@ from headwise.models.loading.classes import model_class
 from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.folder import Folder
 from headwise.models.loading.hub import find
+from headwise.models.loading.saved import outline, read_model_file
 from headwise.models.loading.silence import silenced
 from headwise.models.loading.weights import check_safetensors
 
@@ -54,6 +55,10 @@ def skeleton(
         folder = found.path
     raw = _read(folder)
     where = str(path_or_id)
+    saved = read_model_file(folder)
+    if saved is not None and saved["layout"] == "headwise":
+        with silenced():
+            return outline(folder, saved), []
     with silenced():
         kind, config, notes = model_class(Folder(folder, raw, "safetensors"), where, trust_remote_code)
         notes = [note for note in notes if "was loaded as" not in note]

@@ -13,6 +13,7 @@ from torch import nn
 
 from headwise.costs import AttentionNumbers, Latent, Relative, block_parameters
 from headwise.errors import ModelError, UnsupportedError
+from headwise.models.cut_modules import HeadCut, cut_of
 from headwise.verbs.cost_attention import Found, is_matrix, widths
 
 __all__ = ["read_shape"]
@@ -45,7 +46,10 @@ def read_shape(found: Found) -> AttentionNumbers:
         UnsupportedError: the width of a head cannot be told; what was looked for is listed.
         ModelError: the weights fit no whole number of heads, or the module says another number.
     """
-    if isinstance(found.module, nn.MultiheadAttention):
+    cut = cut_of(found.module)
+    if cut is not None:
+        numbers = _cut(found, cut)
+    elif isinstance(found.module, nn.MultiheadAttention):
         numbers = _torchs_own(found.module)
     elif "kv_b_proj" in dict(found.module.named_children()):
         numbers = _latent(found)
@@ -66,6 +70,39 @@ def _torchs_own(module: nn.MultiheadAttention) -> AttentionNumbers:
         d_k=module.head_dim,
         d_v=module.head_dim,
         biases=(bias, bias, bias, _bias(module.out_proj)),
+    )
+
+
+def _cut(found: Found, cut: HeadCut) -> AttentionNumbers:
+    """A module of which heads were cut: what is left of it stands beside its weights, whatever its own code counts."""
+    assert found.output is not None
+    q, k, v = (found.separate.get(part) or found.fused for part in "qkv")
+    k, v = k or v, v or k
+    assert k is not None
+    assert v is not None
+    d_model = widths(q if q is not None else k)[0]
+    d_context = widths(k)[0]
+    heads, groups = len(cut.heads), cut.kv_heads if cut.heads else 0
+    shared = found.fused is None and v is k
+    wide = heads * cut.d_k + groups * ((0 if shared else cut.d_k) + cut.d_v)
+    stored = sum(widths(one)[1] for one in {id(one): one for one in (q, k, v) if one is not None}.values())
+    gated = heads > 0 and stored == wide + heads * cut.d_v
+    o_width, d_out = widths(found.output)
+    if o_width != heads * cut.d_v or (stored != wide and not gated):
+        raise ModelError(
+            f"{found.path}: {heads} query heads and {groups} key-value heads of width {cut.d_k} and {cut.d_v} are left "
+            f"of it, and its weights are {stored} wide before attention and {o_width} after it"
+        )
+    return AttentionNumbers(
+        d_model=d_model,
+        query_heads=heads,
+        kv_heads=groups,
+        d_k=cut.d_k,
+        d_v=cut.d_v,
+        d_context=d_context if d_context != d_model else None,
+        d_out=d_out if d_out != d_model else None,
+        biases=(q is not None and _bias(q), _bias(k), _bias(v) and not shared, _bias(found.output)),
+        matrices=d_model * heads * cut.d_v if gated else 0,
     )
 
 

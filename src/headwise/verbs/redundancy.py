@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.errors import InputError
+from headwise.errors import InputError, MeasureError
 from headwise.measures.covariance import CovarianceObserver
 from headwise.measures.similarity import OutputAlignment, PatternDistances, Redundancy
 from headwise.models import Model
@@ -54,6 +54,7 @@ def redundancy(
 
     Raises:
         InputError: an argument breaks its rule, or the data cannot be read.
+        MeasureError: no head is left in the model.
         ModelError: the model cannot be loaded or is not understood.
 
     Example:
@@ -73,6 +74,8 @@ def redundancy(
     check_seed(seed)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
     layout = ready.model.layout
+    if not layout.sites:
+        raise MeasureError(f"{ready.model.name}: no head is left in it, so there is nothing to compare")
     covariance = CovarianceObserver()
     alignment, patterns = OutputAlignment(layout, directions, seed), PatternDistances(layout, rows, seed)
     run(ready.model, ready.data, [covariance, alignment, patterns], progress=ready.shown)

@@ -17,7 +17,7 @@ from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.weights import refuse_pointer
 from headwise.models.surgery_record import SurgeryRecord
 
-__all__ = ["MODEL_FILE", "check_cut", "cuts_of", "read_model_file", "rebuilt", "record_of", "submodule"]
+__all__ = ["MODEL_FILE", "check_cut", "cuts_of", "outline", "read_model_file", "rebuilt", "record_of", "submodule"]
 
 MODEL_FILE: Final = "headwise.json"
 _HOME: Final = "transformers.models."
@@ -107,14 +107,31 @@ def rebuilt(folder: Path, document: Mapping[str, Any]) -> nn.Module:
         ModelError: files are missing or damaged, or do not fit the class.
     """
     module = _built(folder, document)
-    stored = _stored(folder, document["weights"]["files"])
-    tied = document["weights"]["tied"]
+    _filled(module, _stored(folder, document["weights"]["files"]), folder, document)
+    for name, value in module.named_parameters():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ModelError(f"{folder}: {name} holds values that are not finite (NaN or infinity)")
+    return module.eval()
+
+
+def outline(folder: Path, document: Mapping[str, Any]) -> nn.Module:
+    """The same module on the meta device: of its weights only names and shapes are read.
+
+    Raises:
+        ModelError: as for :func:`rebuilt`.
+    """
+    with torch.device("meta"):
+        module = _built(folder, document)
+    _filled(module, _stored(folder, document["weights"]["files"], shapes=True), folder, document)
+    return module.eval()
+
+
+def _filled(module: nn.Module, stored: dict[str, Tensor], folder: Path, document: Mapping[str, Any]) -> None:
     for path, cut in cuts_of(document):
         part = submodule(module, path, str(folder))
         check_cut(part, path, cut)
         install(part, cut)
-    _fill(module, stored, tied, str(folder))
-    return module.eval()
+    _fill(module, stored, document["weights"]["tied"], str(folder))
 
 
 def _built(folder: Path, document: Mapping[str, Any]) -> nn.Module:
@@ -154,7 +171,7 @@ def _class(named: Mapping[str, str], base: type, folder: Path) -> Any:
     )
 
 
-def _stored(folder: Path, files: list[str]) -> dict[str, Tensor]:
+def _stored(folder: Path, files: list[str], *, shapes: bool = False) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     stored: dict[str, Tensor] = {}
@@ -165,7 +182,9 @@ def _stored(folder: Path, files: list[str]) -> dict[str, Tensor]:
         refuse_pointer(file)
         try:
             with safe_open(file, framework="pt") as opened:
-                stored |= {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+                for key in opened.keys():  # noqa: SIM118
+                    shape = opened.get_slice(key).get_shape() if shapes else ()
+                    stored[key] = torch.empty(shape, device="meta") if shapes else opened.get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file}: is not a readable safetensors file ({error}); save or copy it again") from None
     return stored
@@ -185,9 +204,6 @@ def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str],
         raise ModelError(f"{where}: the weights lack {missing[0]} (of {len(missing)}); save or copy the folder again")
     for name, first in tied.items():
         _tie(owners, name, first, where)
-    for name, value in module.named_parameters():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ModelError(f"{where}: {name} holds values that are not finite (NaN or infinity)")
 
 
 def _set(owner: nn.Module, name: str, value: Tensor, where: str) -> None:

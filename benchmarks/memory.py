@@ -3,12 +3,15 @@
     python -m benchmarks.memory            the table
     python -m benchmarks.memory --side scan --tokens 8192      one measurement (growth in bytes)
 
-*Growth* is the peak of the resident set minus what the loaded model takes after one short warm-up pass.
+*Growth* is the peak of the resident set minus what the loaded model takes after one short warm-up pass. The processes
+give freed blocks of 128 KiB and more back at once (``MALLOC_MMAP_THRESHOLD_``), as the growth would otherwise be that of
+the allocator's heap, which depends on the order of allocations more than on their sizes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -18,8 +21,15 @@ SIDES = ("plain", "scan", "measures", "eager")
 
 
 def peak() -> int:
-    """Peak resident set of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Peak resident set of this process since :func:`forget_peak`, in bytes."""
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def forget_peak() -> None:
+    """Let the peak begin at what is resident now, without what loading took for a moment."""
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as switch:
+        switch.write("5")
 
 
 def resident() -> int:
@@ -53,6 +63,7 @@ def growth(side: str, tokens: int) -> int:
     if side == "eager":
         module.set_attn_implementation("eager")
     once(torch.randint(3, 40000, (1, 64)))
+    forget_peak()
     before = resident()
     once(torch.randint(3, 40000, (1, tokens), generator=torch.Generator().manual_seed(1)))
     return peak() - before
@@ -61,7 +72,8 @@ def growth(side: str, tokens: int) -> int:
 def measured(side: str, tokens: int) -> int | None:
     """:func:`growth` in a fresh process; None where it does not fit."""
     command = [sys.executable, "-m", "benchmarks.memory", "--side", side, "--tokens", str(tokens)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    giving_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=giving_back)
     return int(done.stdout) if done.returncode == 0 else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping
@@ -123,10 +124,8 @@ def _check_config(before: Any, after: Any) -> None:
 
 def _settled(config: Any) -> Mapping[str, Any]:
     """A config's values as they are after saving and loading."""
-    try:
+    with contextlib.suppress(MODEL_FAILURES):  # of classes that do not read what they write
         config = type(config).from_dict(config.to_dict())
-    except MODEL_FAILURES:  # of classes that do not read what they write
-        pass
     settled: Mapping[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
     return settled
 

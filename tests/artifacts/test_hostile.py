@@ -184,6 +184,18 @@ def test_a_folder_a_pipe_and_a_device_are_no_files(tmp_path: Path) -> None:
         HeadTable.load(tmp_path)
 
 
+def test_a_device_is_not_replaced_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A superuser could: ``--overwrite -o /dev/null``."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RunError, match="is not a regular file and cannot be replaced by one"):
+        artifacts.replace_file(pipe, b"x")
+    assert pipe.is_fifo()
+    monkeypatch.setattr(os, "replace", None)
+    with pytest.raises(RunError, match="/dev/null is not a regular file"):
+        artifacts.replace_file(Path("/dev/null"), b"x")
+
+
 def test_a_loop_of_links(tmp_path: Path) -> None:
     loop = tmp_path / "heads.json"
     loop.symlink_to(loop)

@@ -240,6 +240,8 @@ def replace_file(file: Path, raw: bytes) -> Path:
         RunError: it cannot be written; what was there is untouched.
     """
     target = Path(os.path.realpath(file))
+    if os.path.lexists(target) and not target.is_file():
+        raise RunError(f"{file} is not a regular file and cannot be replaced by one; give the path of a file")
     temporary: str | None = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".part", dir=target.parent)

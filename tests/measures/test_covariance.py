@@ -234,6 +234,12 @@ def spoil(document: Any, arrays: dict[str, Any], how: str) -> None:
         arrays["0.covariance"] = arrays["0.covariance"][:-1]
     elif how == "nan":
         arrays["0.covariance"][0, 0] = np.nan
+    elif how == "asymmetric":
+        arrays["0.covariance"][0, 1] += 3
+    elif how == "negative":
+        arrays["0.covariance"] *= -1
+    elif how == "twice":
+        document["sites"][1] = document["sites"][0]
     elif how == "version":
         document["version"] = "2.0"
     elif how == "rows":
@@ -246,6 +252,9 @@ def spoil(document: Any, arrays: dict[str, Any], how: str) -> None:
         ("missing", "0.mean or 0.covariance is missing although 14 rows"),
         ("shape", "0.covariance has shape"),
         ("nan", "values that are not finite"),
+        ("asymmetric", "0.covariance is none: it is not symmetric, or has a negative variance"),
+        ("negative", "0.covariance is none: it is not symmetric, or has a negative variance"),
+        ("twice", "a site occurs twice"),
         ("version", "upgrade to read it"),
         ("rows", "does not follow the headwise.statistics format"),
     ],

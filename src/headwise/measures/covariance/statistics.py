@@ -182,6 +182,8 @@ class Statistics:
         """
         document, arrays = artifacts.read_tensors(path, artifacts.STATISTICS_FORMAT)
         sites = [_read(entry, at, arrays, path) for at, entry in enumerate(document["sites"])]
+        if len({one.site.key for one in sites}) < len(sites):
+            raise RunError(f"{path}: a site occurs twice")
         return cls(
             sites,
             model=document["model"]["name"],
@@ -254,4 +256,7 @@ def _scatter(
         )
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
         raise RunError(f"{path}: {place}{kind}covariance holds values that are not finite")
+    scale = float(np.abs(covariance).max(initial=0.0)) * 1e-6
+    if covariance.diagonal().min(initial=0.0) < -scale or np.abs(covariance - covariance.T).max(initial=0.0) > scale:
+        raise RunError(f"{path}: {place}{kind}covariance is none: it is not symmetric, or has a negative variance")
     return Scatter.of(rows, torch.from_numpy(mean.copy()), torch.from_numpy(covariance.copy()), weight)

@@ -174,3 +174,32 @@ def test_half_precision_is_solved_in_float64(bert: nn.Module) -> None:
     assert pruned.surgery is not None
     (layer,) = pruned.surgery.repair["layers"]
     assert layer["left"] < layer["lost"]
+
+
+def test_heads_that_never_vary_leave_nothing_to_learn() -> None:
+    """Dead heads are the first to go; their covariance is zero."""
+    bert: Any = small.bert()
+    for layer in bert.encoder.layer:
+        torch.nn.init.zeros_(layer.attention.self.value.weight)
+    pruned = prune(bert, {BLOCK: [1]}, statistics=statistics(bert, inputs=TEXT))
+    assert apart(outputs(pruned.module, input_ids=IDS), outputs(bert, input_ids=IDS)) < 1e-5
+
+
+def test_a_singular_covariance_without_a_ridge() -> None:
+    z = torch.tensor([[0.0, 1.0, 0.0], [0.0, 2.0, 0.0]], dtype=torch.float64)
+    with pytest.raises(MeasureError, match="has no inverse, and ridge is 0 or too small"):
+        solve(moments(z), torch.ones(3, 2), [0, 1], "least_squares", ridge=0.0)
+
+
+def test_a_plan_for_other_numbers_of_heads() -> None:
+    """A plan without weights fits any model with its blocks, and no other."""
+    from headwise.plans import HeadCut, HeadPlan
+
+    def plan(**blocks: tuple[int, int]) -> HeadPlan:
+        return HeadPlan((HeadCut(BLOCK, 1),), blocks={BLOCK: (4, 4), **blocks})
+
+    assert prune(small.bert(), plan(), repair="none").surgery
+    with pytest.raises(InputError, match="the plan was made for 8 query heads and 4 key-value heads, and the model"):
+        prune(small.bert(), plan(**{BLOCK: (8, 4)}), repair="none")
+    with pytest.raises(InputError, match="the plan was made for another model: the model has no attention block 'x'"):
+        prune(small.bert(), plan(x=(4, 4)), repair="none")

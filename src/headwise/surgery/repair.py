@@ -122,6 +122,9 @@ def solve(
         method: ``"none"``, ``"bias"`` or ``"least_squares"``.
         ridge: pull towards the weights that are there, as a part of the mean variance of a column.
 
+    Raises:
+        MeasureError: without a ridge, a covariance that has no inverse.
+
     Example:
         >>> twins = Moments(torch.zeros(2), torch.ones(2, 2), 100)  # two columns that are always equal
         >>> new, added = solve(twins, torch.tensor([[1.0], [1.0]]), [0], "least_squares", ridge=1e-9)
@@ -135,12 +138,28 @@ def solve(
     mean = moments.mean.to(weight)
     if method == "least_squares" and columns:
         covariance = moments.covariance.to(weight)
-        pull = ridge * covariance.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
+        pull = ridge * covariance.diagonal().mean()
         left = covariance[columns][:, columns] + pull * torch.eye(
             len(columns), dtype=weight.dtype, device=weight.device
         )
-        kept = torch.linalg.solve(left, covariance[columns] @ weight + pull * kept)
+        if bool(covariance.any()):  # heads that never vary leave nothing to learn
+            kept = _solved(left, covariance[columns] @ weight + pull * kept)
     return kept, mean @ weight - mean[columns] @ kept
+
+
+def _solved(left: Tensor, right: Tensor) -> Tensor:
+    """``left^-1 right``.
+
+    Raises:
+        MeasureError: ``left`` has no inverse.
+    """
+    try:
+        return torch.linalg.solve(left, right)
+    except torch.linalg.LinAlgError:
+        raise MeasureError(
+            "the covariance of the heads that stay has no inverse, and ridge is 0 or too small to give it one; give a "
+            "larger ridge (1e-3), or more text"
+        ) from None
 
 
 def loss(moments: Moments, weight: Tensor, columns: list[int], new: Tensor, added: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,6 +59,7 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
             "has "
             f"{weight_hash[:12]}...; make a plan for this model"
         )
+    _check_shapes(layout, getattr(plan, "blocks", {}))
     removed: dict[str, list[int]] = {}
     constant: dict[str, list[int]] = {}
     for cut in cuts:
@@ -83,6 +84,23 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
     return Request(
         _sorted(layout, removed.items()), {block: tuple(sorted(heads)) for block, heads in constant.items()}, facts
     )
+
+
+def _check_shapes(layout: HeadLayout, blocks: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a plan whose blocks have other numbers of heads here.
+
+    Raises:
+        InputError: which block, and both numbers.
+    """
+    for path, theirs in blocks.items():
+        if path not in layout.blocks:
+            raise InputError(f"the plan was made for another model: {_unknown(layout, path)}")
+        ours = (layout.blocks[path].query_heads, layout.blocks[path].kv_heads)
+        if tuple(theirs) != ours:
+            raise InputError(
+                f"{path}: the plan was made for {theirs[0]} query heads and {theirs[1]} key-value heads, and the model "
+                f"has {ours[0]} and {ours[1]}; make a plan for this model"
+            )
 
 
 def _sorted(layout: HeadLayout, given: Iterable[tuple[Any, Any]]) -> dict[str, tuple[int, ...]]:

@@ -216,7 +216,13 @@ def test_protected_heads_parts_and_uniform_counts() -> None:
         ({"keep": 0.5, "unit": "pair"}, "unit must be 'head' or 'group', and is 'pair'"),
         ({"keep": 0.5, "sample": 0}, "sample must be a whole number of tokens"),
         ({"keep": 0.5, "skip_first": -1}, "skip_first must be a whole number of rows"),
-        ({"keep": 0.5, "only": ["vision"]}, r"no head of the model may go: only=\['vision'\] names no attention"),
+        ({"keep": 0.5, "ridge": -1}, "ridge must be a number, 0 or above, and is -1"),
+        ({"keep": 0.5, "ridge": float("nan")}, "ridge must be a number, 0 or above, and is nan"),
+        ({"keep": 0.5, "ridge": "1"}, "ridge must be a number, 0 or above, and is '1'"),
+        ({"keep": 0.5, "criterion": "random", "seed": -1}, "seed must be a whole number from 0"),
+        ({"keep": 0.5, "only": ["vision"]}, "only: 'vision' names no attention of the model; its blocks are model"),
+        ({"keep": 0.9, "only": ["model.layers.0", "model.layers.9"]}, "only: 'model.layers.9' names no attention"),
+        ({"keep": 0.5, "protect": 5}, "protect takes BLOCK or BLOCK:HEAD,HEAD"),
         ({"keep": 0.5, "protect": {"model.layers.9": [0]}}, "no attention block 'model.layers.9'"),
         ({"keep": 0.5, "protect": ["model.layers.0.self_attn:x"]}, "protect takes BLOCK or BLOCK:HEAD,HEAD"),
         ({"keep": 0.5, "protect": ["model.layers.0.self_attn:9"]}, "there is no head 9"),
@@ -226,6 +232,15 @@ def test_protected_heads_parts_and_uniform_counts() -> None:
 def test_refusals(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         hw.plan(ready("llama"), inputs=INPUTS, **options)
+
+
+def test_a_block_that_stays_whole_stays_whole_whatever_else_is_said_of_it() -> None:
+    block = "model.layers.0.self_attn"
+    for protect in ([block, f"{block}:1"], [f"{block}:1", block], [f"{block}:1", f"{block}:1,2", block]):
+        assert block not in hw.plan(ready("llama"), inputs=INPUTS, keep=0.75, protect=protect).removed
+    one = hw.plan(ready("llama"), inputs=INPUTS, keep=0.75, only="model.layers.1")
+    assert list(one.removed) == ["model.layers.1.self_attn"]
+    assert one.facts["rules"]["only"] == ["model.layers.1"]
 
 
 def test_text_is_needed_where_something_is_measured() -> None:

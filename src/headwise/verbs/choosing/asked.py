@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from headwise.plans.units import Kind
 from headwise.surgery import request_of
 from headwise.verbs.choosing.building import known
 from headwise.verbs.choosing.layers import block_shapes, cuttable
+from headwise.verbs.seeding import check_seed
 from headwise.verbs.statistics import check_skip
 
 __all__ = ["Asked", "unit_for"]
@@ -46,6 +47,8 @@ class Asked:
 
     def __post_init__(self) -> None:
         known(self.criterion)
+        if isinstance(self.only, str):
+            object.__setattr__(self, "only", (self.only,))
         for name, allowed in (("repair", ("none", "bias", "least_squares")), ("replacement", REPLACEMENTS)):
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}, and is {getattr(self, name)!r}")
@@ -53,6 +56,13 @@ class Asked:
             raise InputError(f"unit must be 'head' or 'group', and is {self.unit!r}")
         if isinstance(self.sample, bool) or not isinstance(self.sample, int) or self.sample < 1:
             raise InputError(f"sample must be a whole number of tokens, at least 1, and is {self.sample!r}")
+        if (
+            isinstance(self.ridge, bool)
+            or not isinstance(self.ridge, int | float)
+            or not 0 <= self.ridge < float("inf")
+        ):
+            raise InputError(f"ridge must be a number, 0 or above, and is {self.ridge!r}")
+        check_seed(self.seed)
         check_skip(self.skip_first)
 
     @property
@@ -71,10 +81,16 @@ class Asked:
         Raises:
             InputError: protected heads or parts of the model that do not exist, or nothing that may go.
         """
+        for one in self.only:
+            if not any(_names(one, model.layout, path) for path in model.layout.blocks):
+                raise InputError(
+                    f"only: {one!r} names no attention of the model; its blocks are "
+                    f"{', '.join(list(model.layout.blocks)[:6])}"
+                )
         able, reasons = cuttable(model, unit)
-        chosen = [path for path in able if self._among(model.layout, path)]
+        chosen = [path for path in able if not self.only or any(_names(one, model.layout, path) for one in self.only)]
         if not chosen:
-            why = next(iter(reasons.values()), f"only={list(self.only)} names no attention of the model")
+            why = next(iter(reasons.values()), "the model has no attention that can be cut")
             raise InputError(f"no head of the model may go: {why}")
         pool = Pool(
             block_shapes(model),
@@ -86,16 +102,15 @@ class Asked:
         )
         return pool, [f"heads stay where they cannot be cut out: {why}" for why in reasons.values()]
 
-    def _among(self, layout: HeadLayout, path: str) -> bool:
-        if not self.only:
-            return True
-        sites = [site for site in layout.sites if site.block == path]
-        return any(
-            path == one
-            or path.startswith(one + ".")
-            or any(set(one.split("/")) <= {site.key.stack, site.key.kind} for site in sites)
-            for one in self.only
-        )
+
+def _names(one: str, layout: HeadLayout, path: str) -> bool:
+    """Whether a path, a stack or a kind of attention names the block at ``path``."""
+    sites = [site for site in layout.sites if site.block == path]
+    return (
+        path == one
+        or path.startswith(f"{one}.")
+        or any(set(str(one).split("/")) <= {site.key.stack, site.key.kind} for site in sites)
+    )
 
 
 def _protected(layout: HeadLayout, given: Any) -> set[tuple[str, int]]:
@@ -107,6 +122,8 @@ def _protected(layout: HeadLayout, given: Any) -> set[tuple[str, int]]:
     if not given:
         return set()
     if not isinstance(given, Mapping):
+        if not isinstance(given, Iterable):
+            raise InputError(f"protect takes BLOCK or BLOCK:HEAD,HEAD, or {{block: [heads]}}, and {given!r} came")
         given = _read([given] if isinstance(given, str) else given)
     every = [path for path, heads in given.items() if heads is None]
     named = dict(request_of(layout, {path: heads for path, heads in given.items() if heads is not None}).removed)
@@ -118,7 +135,7 @@ def _protected(layout: HeadLayout, given: Any) -> set[tuple[str, int]]:
     return {(block, head) for block, heads in named.items() for head in heads}
 
 
-def _read(texts: Sequence[str]) -> dict[str, list[int] | None]:
+def _read(texts: Iterable[Any]) -> dict[str, list[int] | None]:
     found: dict[str, list[int] | None] = {}
     for text in texts:
         path, colon, heads = str(text).rpartition(":")
@@ -128,8 +145,8 @@ def _read(texts: Sequence[str]) -> dict[str, list[int] | None]:
             raise InputError(f"protect takes BLOCK or BLOCK:HEAD,HEAD, and {text!r} came") from None
         if numbers is None:
             found[str(text)] = None
-        else:
-            found[path] = [*(found.get(path) or []), *numbers]
+        elif (before := found.get(path, [])) is not None:  # a block that stays whole stays whole
+            found[path] = list(dict.fromkeys([*before, *numbers]))
     return found
 
 

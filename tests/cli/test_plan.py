@@ -86,6 +86,8 @@ def test_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--keep", "0.5", "--protect", "model.layers.0.self_attn:9"), 1, "there is no head 9"),
         (("--keep", "0.5", "--plot", "a.png"), 2, "--plot is about comparing: it needs --compare"),
         (("--keep", "0.5", "-o", "nowhere/at/all.json"), 1, "there is no folder nowhere/at"),
+        (("--keep", "0.5", "-o", "a.json", "--save-statistics", "./a.json"), 2, "name the same file; give two"),
+        (("--keep", "0.5", "--criterion", "random", "--save-statistics", "a.st"), 2, "random takes no statistics that"),
         (("--compare", "all", "--keep", "0.5"), 2, "--keep is about one plan"),
         (("--compare", "luck"), 2, "--compare takes all, or names of set-aware"),
     ],

@@ -157,8 +157,15 @@ def command(settings: Settings, /, **options: Any) -> None:
         raise click.UsageError(f"give one budget of {names}; {len(chosen)} came.")
     if not _needs_no_text(options):
         check(options)
-    for path in (options["output"], options["save_statistics"]):
+    output, kept = options["output"], options["save_statistics"]
+    for path in (output, kept):
         writable(path, options["overwrite"])
+    if kept is not None and options["criterion"] in ("weight-norm", "random"):
+        raise click.UsageError(
+            f"--criterion {options['criterion']} takes no statistics that --save-statistics could keep."
+        )
+    if kept is not None and output is not None and os.path.realpath(kept) == os.path.realpath(output):
+        raise click.UsageError("-o and --save-statistics name the same file; give two.")
     sink = Sink(settings)
     arguments = given(options)
     model, output = arguments.pop("model"), arguments.pop("output", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from headwise.errors import InputError, ModelError
+from headwise.models import load
 from headwise.surgery import prune, verify
 from tests.surgery import small
 
@@ -54,9 +56,24 @@ def test_a_wrong_count_is_found() -> None:
 
 
 def test_models_that_do_not_belong_together() -> None:
+    deep = prune(small.bert(num_hidden_layers=3), {"encoder.layer.2": [1]}, repair="none")
+    with pytest.raises(InputError, match=r"PRUNED was cut in encoder\.layer\.2\S*, which ORIGINAL does not have"):
+        verify(small.bert(), deep)
     with pytest.raises(InputError, match="not of one model"):
         verify(small.bert(), small.gpt2())
     bert = small.bert()
     once = prune(bert, {"encoder.layer.0": [1]}, repair="none")
     with pytest.raises(InputError, match=r"PRUNED has the heads \[0, 2, 3\], and ORIGINAL \[0, 1, 3\]"):
         verify(prune(bert, {"encoder.layer.0": [2]}, repair="none"), once)
+
+
+def test_another_config_is_found(tmp_path: Path) -> None:
+    """A wrong epsilon or activation changes less than the proof of the whole model allows."""
+    bert = small.bert()
+    folder = prune(bert, PLAN, repair="none").save(tmp_path / "small")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu_new"}))
+    with pytest.raises(ModelError, match="the config says hidden_act = 'gelu_new' in PRUNED and 'gelu' in ORIGINAL"):
+        verify(bert, load(folder))
+    even = prune(bert, {f"encoder.layer.{at}": [1] for at in range(2)}, repair="none")
+    assert verify(bert, load(even.save(tmp_path / "even"))).unchanged

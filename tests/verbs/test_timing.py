@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import headwise as hw
-from headwise.verbs.timing import timing
+from headwise.verbs.timing import check_timed, timing
 from tests.measures.tiny import llama
 from tests.surgery.small import whisper
 
@@ -31,4 +31,14 @@ def test_what_is_refused() -> None:
         timing(model, model)
     heard = hw.wrap(whisper())
     with pytest.raises(hw.HeadwiseError, match="only models of text"):
+        check_timed(heard)
+    with pytest.raises(hw.HeadwiseError, match="only models of text"):
         timing(heard, hw.prune(heard, {"model.encoder.layers.0": [0]}, repair="none"))
+
+
+def test_a_model_without_a_record_is_timed_by_what_it_lacks() -> None:
+    model = hw.wrap(llama())
+    bare = hw.wrap(hw.prune(model, {"model.layers.0": [0, 1]}, repair="none").module)
+    assert bare.surgery is None
+    found = timing(model, bare, removed=hw.verify(model, bare).removed, batch=2, length=8, repeats=1)
+    assert [one.block for one in found.layers] == ["model.layers.0.self_attn"]

@@ -35,7 +35,7 @@ def command(settings: Settings, /, **options: Any) -> None:
 
         original, pruned = load(options["original"]), load(options["pruned"])
         found = verify(original, pruned)
-        measured = timing(original, pruned) if options["timed"] else None
+        measured = timing(original, pruned, removed=found.removed) if options["timed"] else None
     from headwise.cli.surgery_page import tell_verified
 
     tell_verified(sink, found, measured)

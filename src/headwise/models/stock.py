@@ -12,7 +12,7 @@ from torch import nn
 
 from headwise.models.cut_modules import HeadCut, cut_of
 
-__all__ = ["expressible", "replaced_while_running", "settle", "stock_config"]
+__all__ = ["COUNTS", "expressible", "replaced_while_running", "settle", "stock_config"]
 
 _HEADS: Final = (
     "num_attention_heads",
@@ -24,6 +24,8 @@ _HEADS: Final = (
     "num_decoder_heads",
 )
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
+#: Names under which configs count heads.
+COUNTS: Final = (*_HEADS, *_KV_HEADS)
 _REFUSALS: Final = (
     ValueError,
     TypeError,

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import InputError, ModelError
 from headwise.models.cut_modules import cut_of
+from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.handle import Model
 from headwise.models.loader import as_model
+from headwise.models.stock import COUNTS
 from headwise.models.surgery_record import Proof
 from headwise.surgery.cutting import BlockCut, planned_cuts
 from headwise.surgery.proof import bound_of, for_cut, prove, truth_of
 
 __all__ = ["Verification", "verify"]
+
+#: What a config may say otherwise: counts of heads, and what tells nothing of the function.
+_OWN: Final = (
+    *COUNTS,
+    *("head_dim", "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
+    *("output_attentions", "output_hidden_states", "return_dict", "use_cache"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ def verify(
 
     Raises:
         InputError: the two are not of one class, or ``pruned`` has heads that ``original`` lacks.
-        ModelError: a weight or a layer differs; which one and by how much.
+        ModelError: a weight, a value of the config or a layer differs; which one and by how much.
     """
     before, after = as_model(original), as_model(pruned)
     if type(before.module) is not type(after.module):
@@ -71,6 +82,7 @@ def verify(
             "one model"
         )
     removed = dict(_removed(before.module, after.module))
+    _check_config(before.config, after.config)
     layout = before.layout
     unknown = [path for path in removed if path not in layout.blocks]
     if unknown:
@@ -93,12 +105,50 @@ def verify(
     return Verification(removed, proof, repaired, unchanged, recorded, healed)
 
 
+def _check_config(before: Any, after: Any) -> None:
+    """Refuse another config: what it says beside counts of heads may change the output by less than noise.
+
+    Raises:
+        ModelError: a value differs; it is named.
+    """
+    if not (hasattr(before, "to_dict") and hasattr(after, "to_dict")):
+        return
+    ours, theirs = dict(_values(_settled(after))), dict(_values(_settled(before)))
+    for name in dict.fromkeys((*theirs, *ours)):
+        if ours.get(name) != theirs.get(name) and name.rpartition(".")[2] not in _OWN:
+            raise ModelError(
+                f"the config says {name} = {ours.get(name)!r} in PRUNED and {theirs.get(name)!r} in ORIGINAL: PRUNED "
+                "is ORIGINAL changed in more than its heads"
+            )
+
+
+def _settled(config: Any) -> Mapping[str, Any]:
+    """A config's values as they are after saving and loading."""
+    with suppress(*MODEL_FAILURES):  # of classes that do not read what they write
+        config = type(config).from_dict(config.to_dict())
+    settled: Mapping[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    return settled
+
+
+def _values(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + str(name), value
+
+
 def _removed(before: nn.Module, after: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     for path, part in after.named_modules():
         now = cut_of(part)
         if now is None:
             continue
-        then = cut_of(before.get_submodule(path))
+        try:
+            then = cut_of(before.get_submodule(path))
+        except AttributeError:
+            raise InputError(
+                f"PRUNED was cut in {path}, which ORIGINAL does not have; they are not of one model"
+            ) from None
         had = tuple(range(now.original)) if then is None else then.heads
         if not set(now.heads) <= set(had):
             raise InputError(f"{path}: PRUNED has the heads {list(now.heads)}, and ORIGINAL {list(had)}")

@@ -18,7 +18,7 @@ from headwise.models import Model
 from headwise.models.restore import unchanged
 from headwise.surgery import gating, place_of
 
-__all__ = ["LayerTime", "Timing", "timing"]
+__all__ = ["LayerTime", "Timing", "check_timed", "timing"]
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,30 @@ class Timing:
         return asdict(self)
 
 
-def timing(original: Model, small: Model, *, batch: int = 32, length: int = 128, repeats: int = 5) -> Timing:
+def check_timed(model: Model) -> None:
+    """Refuse now what :func:`timing` would refuse after a cut.
+
+    Raises:
+        UnsupportedError: the model takes something else than token ids.
+    """
+    _tokens(model, 1, 1)
+
+
+def timing(
+    original: Model,
+    small: Model,
+    *,
+    removed: Mapping[str, tuple[int, ...]] | None = None,
+    batch: int = 32,
+    length: int = 128,
+    repeats: int = 5,
+) -> Timing:
     """Time a model and the same model without heads, on random tokens.
 
     Args:
         original: the model before.
-        small: the model after; its record says what was cut.
+        small: the model after.
+        removed: for each block the heads of the original that it lacks; None: what its record says of the last cut.
         batch: rows of the input.
         length: tokens in each, at most as many as the model has positions for.
         repeats: passes of each.
@@ -83,10 +101,11 @@ def timing(original: Model, small: Model, *, batch: int = 32, length: int = 128,
     for name, value in (("batch", batch), ("length", length), ("repeats", repeats)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a whole number, at least 1, and is {value!r}")
-    if small.surgery is None:
-        raise InputError("there is no record of a cut in this model, so there is nothing to time")
+    if removed is None:
+        if small.surgery is None:
+            raise InputError("there is no record of a cut in this model, so there is nothing to time")
+        removed = {one.module: one.removed for one in small.surgery.blocks}
     inputs = _tokens(original, batch, length)
-    removed = {one.module: one.removed for one in small.surgery.blocks}
     blocks = {path: original.layout.blocks[path] for path in removed}
     whole: dict[str, list[float]] = {"before": [], "gated": [], "after": []}
     parts: dict[str, dict[str, list[float]]] = {"before": {}, "after": {}}

@@ -97,3 +97,39 @@ def test_what_is_refused(tmp_path: Path) -> None:
         Healing(3, rate=2.0)
     with pytest.raises(HeadwiseError, match="healing in float16 would overflow"):
         hw.prune(small.decoder("Llama").half(), PLAN, inputs=inputs(), repair="none", heal=2)
+
+
+def test_healing_does_not_depend_on_the_mode_of_the_model() -> None:
+    """A model in training mode would drop out at random, and teach that."""
+    one, two = small.bert(hidden_dropout_prob=0.5), small.bert(hidden_dropout_prob=0.5).train()
+    plan = {"encoder.layer.0": [0, 1]}
+    left, right = (hw.prune(model, plan, inputs=inputs(), heal=Healing(3)) for model in (one, two))
+    assert left.surgery is not None
+    assert right.surgery is not None
+    assert left.surgery.repair["heal"]["first"] == right.surgery.repair["heal"]["first"]
+    assert left.surgery.repair["heal"]["last"] == right.surgery.repair["heal"]["last"]
+    assert (one.training, two.training, left.module.training, right.module.training) == (False, True, False, True)
+
+
+def test_a_frozen_model_cannot_be_healed() -> None:
+    with pytest.raises(HeadwiseError, match="every weight of the model has requires_grad=False"):
+        healed(small.decoder("Llama").requires_grad_(False), steps=2)
+
+
+def test_a_damaged_ticket_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "healing.json").write_text("{")
+    with pytest.raises(HeadwiseError, match=r"healing\.json is damaged; delete .*, and healing begins anew"):
+        healed(small.decoder("Llama"), steps=2, folder=tmp_path)
+    import safetensors
+
+    for error in (
+        safetensors.SafetensorError("No space left on device (os error 28)"),
+        RuntimeError("PytorchStreamWriter failed writing file data/4: file write failed"),
+    ):
+
+        def full(*_given: Any, error: Exception = error, **_more: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("transformers.Trainer._save_checkpoint", full)
+        with pytest.raises(HeadwiseError, match="a checkpoint of healing cannot be written"):
+            healed(small.decoder("Llama"), steps=2, folder=tmp_path / type(error).__name__, every=1)

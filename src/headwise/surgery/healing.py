@@ -8,8 +8,8 @@ eval mode (no dropout), and every weight is trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import InputError, MeasureError, UnsupportedError
+from headwise import artifacts
+from headwise.errors import InputError, MeasureError, RunError, UnsupportedError
 from headwise.models.source import weight_hash
 
 __all__ = ["Healing", "heal"]
@@ -78,8 +79,9 @@ def heal(
 
     Raises:
         UnsupportedError: accelerate is not installed, or the model is in float16.
-        InputError: no batches, or a folder of another healing.
+        InputError: no batches, no weight that may be trained, or a folder of another healing.
         MeasureError: the loss is not finite.
+        RunError: checkpoints cannot be written.
     """
     _check(small, batches)
     ticket = {
@@ -91,11 +93,14 @@ def heal(
         if folder is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="headwise-heal-")))
         start = _taken_up(folder, ticket)
+        stack.enter_context(_evaluating(small))
+        stack.enter_context(_evaluating(original))
         first, kind = _loss_over(small, original, batches)
         trainer = _trainer(small, original, batches, how, folder, shown)
-        trainer.train(resume_from_checkpoint=None if start is None else str(folder / f"checkpoint-{start}"))
-    small.eval()
-    last, _ = _loss_over(small, original, batches)
+        with _writing(folder):
+            trainer.train(resume_from_checkpoint=None if start is None else str(folder / f"checkpoint-{start}"))
+        small.eval()
+        last, _ = _loss_over(small, original, batches)
     return {
         "steps": how.steps, "loss": kind, "first": first, "last": last, "rate": float(how.rate), "seed": how.seed,
         "batches": len(batches), "resumed": start,
@@ -108,8 +113,46 @@ def _check(small: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> None:
                                "'headwise[heal]'")  # fmt: skip
     if not batches:
         raise InputError("healing needs text (or inputs) to learn from; give texts (--text FILE)")
+    if not any(value.requires_grad for value in small.parameters()):
+        raise InputError("healing trains weights, and every weight of the model has requires_grad=False; unfreeze some")
     if any(value.dtype == torch.float16 for value in small.parameters()):
         raise UnsupportedError("healing in float16 would overflow; load the model with dtype='float32' or 'bfloat16'")
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode inside, every part's own mode again afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Inside, checkpoints are written without a bar of their own, and a full disk is said in a sentence.
+
+    Raises:
+        RunError: one could not be written.
+    """
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
+        said = str(error).partition("\n")[0]
+        raise RunError(f"{folder}: a checkpoint of healing cannot be written ({said}); make room on the disk") from None
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _taken_up(folder: Path, ticket: Mapping[str, Any]) -> int | None:
@@ -120,7 +163,11 @@ def _taken_up(folder: Path, ticket: Mapping[str, Any]) -> int | None:
     """
     file = folder / _TICKET
     if file.is_file():
-        if json.loads(file.read_text(encoding="utf-8")) != dict(ticket):
+        try:
+            theirs = json.loads(file.read_bytes())
+        except (ValueError, RecursionError):
+            raise InputError(f"{file} is damaged; delete {folder}, and healing begins anew") from None
+        if theirs != dict(ticket):
             raise InputError(
                 f"{folder} holds the checkpoints of another healing (other weights, data, steps or rate); delete it, "
                 "or choose another folder"
@@ -129,7 +176,7 @@ def _taken_up(folder: Path, ticket: Mapping[str, Any]) -> int | None:
         raise InputError(f"{folder} is not empty and holds no healing; choose another folder for its checkpoints")
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(dict(ticket)), encoding="utf-8")
+        artifacts.replace_file(file, json.dumps(dict(ticket)).encode())
     steps = [
         int(one.name.removeprefix("checkpoint-"))
         for one in folder.glob("checkpoint-*")

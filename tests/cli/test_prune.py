@@ -154,6 +154,21 @@ def test_overwrite(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run(capsys, *arguments, "--overwrite")[0] == 0
 
 
+def test_the_current_folder_is_filled_and_not_replaced(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell stands there."""
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path.stat().st_ino
+    arguments = ("prune", folder, "--heads", "model.layers.0:0", "--repair", "none", "-o", ".")
+    assert run(capsys, *arguments)[0] == 0
+    assert tmp_path.stat().st_ino == before
+    assert (Path() / "headwise.json").is_file()
+    status, _, err = run(capsys, *arguments, "--overwrite")
+    assert status == 1
+    assert "is the current folder, which cannot be replaced in one step" in err
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError(28, "No space left on device")])
 def test_interrupted_or_full_leaves_nothing(
     stop: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from headwise import artifacts
@@ -247,6 +250,55 @@ def test_nothing_half_done_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (folder / "headwise.json").read_bytes() == before
 
 
+def test_a_full_disk_and_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be a mounted volume: it is filled, and empty again after a failure."""
+    pruned = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none")
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    before = folder.stat().st_ino
+    with monkeypatch.context() as patched:
+        import safetensors.torch
+
+        def full(*_given: Any, **_more: Any) -> None:
+            raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+        patched.setattr(safetensors.torch, "save_file", full)
+        with pytest.raises(RunError, match=r"No space left on device .*; nothing was changed"):
+            pruned.save(folder)
+    assert list(folder.iterdir()) == []
+    real, calls = os.rename, []
+
+    def third_time(source: Any, target: Any) -> None:
+        calls.append(source)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", third_time)
+        with pytest.raises(KeyboardInterrupt):
+            pruned.save(folder)
+    assert list(folder.iterdir()) == []
+    (folder / ".headwise-new-volume-killed").mkdir()
+    pruned.save(folder)
+    assert folder.stat().st_ino == before
+    assert load(folder).surgery == pruned.surgery
+    assert not [one for one in folder.iterdir() if one.name.startswith(".")]
+
+
+def test_what_lies_beside_a_saved_model_is_not_deleted(tmp_path: Path) -> None:
+    pruned = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none")
+    folder = pruned.save(tmp_path / "small")
+    (folder / ".git").mkdir()
+    with pytest.raises(RunError, match=r"holds a saved model and \.git, which headwise did not save"):
+        pruned.save(folder, overwrite=True)
+    (folder / ".git").rmdir()
+    (folder / "results.csv").write_text("mine")
+    with pytest.raises(RunError, match=r"and results\.csv, which headwise did not save; move it away"):
+        pruned.save(folder, overwrite=True)
+    assert (folder / "results.csv").read_text() == "mine"
+
+
 class Own(nn.Module):
     """A class of the user's own."""
 
@@ -304,6 +356,37 @@ def test_damaged_weights(tmp_path: Path) -> None:
     raw = (folder / "headwise.safetensors").read_bytes()
     (folder / "headwise.safetensors").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(ModelError, match="not a readable safetensors file"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("embeddings.word_embeddings.weight", lambda one: one[:9], r"which is not \(31, 20\), as in a layer not cut"),
+        (
+            "encoder.layer.0.intermediate.dense.weight",
+            lambda one: one.long(),
+            "is torch.int64, and the model has torch",
+        ),
+        ("encoder.layer.0.attention.output.dense.weight", lambda one: one[:, :, None], "with one axis cut"),
+    ],
+)
+def test_weights_that_do_not_fit(name: str, change: Any, words: str, tmp_path: Path) -> None:
+    folder = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none").save(tmp_path / "small")
+    file = folder / "headwise.safetensors"
+    stored = load_file(file)
+    save_file({**stored, name: change(stored[name]).contiguous()}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"{re.escape(name)} of a .*{words}"):
+        load(folder)
+
+
+def test_an_intercept_that_fits_no_row(tmp_path: Path) -> None:
+    pruned = prune(small.decoder("Llama", head_dim=6), {"model.layers.0": [1]}, repair="none")
+    folder = pruned.save(tmp_path / "small")
+    file, name = folder / "headwise.safetensors", "model.layers.0.self_attn.o_proj.bias"
+    stored = load_file(file)
+    save_file({**stored, name: torch.ones(7)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"o_proj\.bias has the shape \(7,\), and the Linear has no place for that"):
         load(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,17 +134,20 @@ def command(settings: Settings, /, **options: Any) -> None:
         arguments["weights"] = list(arguments.pop("weight"))
     timed, steps, rate = arguments.pop("timed", False), arguments.pop("heal", 0), arguments.pop("heal_rate", 1e-4)
     loading = {name: arguments.pop(name) for name in LOADING if name in arguments}
-    checkpoints = output.with_name(output.name + ".healing")
+    whole = Path(os.path.abspath(output))
+    checkpoints = whole.with_name(whole.name + ".healing") if whole.name else whole
     with running(sink) as shown:
         from headwise.models import check_target, load
         from headwise.surgery import Healing
         from headwise.verbs.prune import prune
-        from headwise.verbs.timing import timing
+        from headwise.verbs.timing import check_timed, timing
 
         check_target(output, overwrite=saving["overwrite"])
         if steps:
             arguments["heal"] = Healing(steps, rate, arguments.get("seed", 0), checkpoints)
         original = load(model, **loading)
+        if timed:
+            check_timed(original)
         small = prune(original, plan, **arguments, **shown)
         small.save(output, **saving)
         if steps:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from headwise import artifacts, saved
@@ -32,6 +33,9 @@ MODEL_FILE: Final = "headwise.json"
 #: Not the name that transformers looks for: its ``from_pretrained`` cannot take half of a cut model for a whole one.
 WEIGHTS: Final = "headwise"
 _NEW: Final = ".headwise-new-"
+#: What model, tokenizer and processor are saved as.
+_SUFFIXES: Final = (".json", ".safetensors", ".txt", ".model", ".jinja", ".spm", ".bpe", ".vocab", ".tiktoken")
+_FOLDERS: Final = ("additional_chat_templates",)
 
 
 def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_size: int) -> Path:
@@ -59,6 +63,8 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_s
             _put_in_place(new, path, Path(folder), overwrite)
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; nothing was changed") from error
+    except SafetensorError as error:  # of a full disk
+        raise RunError(f"{folder} cannot be written: {error}; nothing was changed") from error
     return Path(folder)
 
 
@@ -171,7 +177,7 @@ def _check_target(path: Path, said: Path, overwrite: bool) -> None:
         return
     if not path.is_dir():
         raise RunError(f"{said} is a file, not a folder; choose another name for the model")
-    names = sorted(os.listdir(path))
+    names = sorted(name for name in os.listdir(path) if not name.startswith(_NEW))
     if not names:
         return
     if MODEL_FILE not in names:
@@ -180,11 +186,25 @@ def _check_target(path: Path, said: Path, overwrite: bool) -> None:
         raise RunError(
             f"{said} holds a saved model; choose another folder, or overwrite it (overwrite=True, --overwrite)"
         )
+    guest = next((name for name in names if not _may_be_ours(path / name)), None)
+    if guest is not None:
+        raise RunError(f"{said} holds a saved model and {guest}, which headwise did not save; move it away first")
+    for wrong, what in ((os.path.ismount(path), "a mount point"), (path.samefile("."), "the current folder")):
+        if wrong:
+            raise RunError(f"{said} is {what}, which cannot be replaced in one step; choose a folder in it")
+
+
+def _may_be_ours(path: Path) -> bool:
+    """Whether a name in a saved folder may be of the model, its tokenizer or its processor."""
+    if path.is_dir():
+        return path.name in _FOLDERS
+    return path.name == "README.md" or path.suffix in _SUFFIXES
 
 
 @contextlib.contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
-    new = Path(tempfile.mkdtemp(prefix=f"{_NEW}{path.name[:100]}-", dir=path.parent))
+    place = path if path.is_dir() and not (path / MODEL_FILE).exists() else path.parent
+    new = Path(tempfile.mkdtemp(prefix=f"{_NEW}{path.name[:100]}-", dir=place))
     try:
         umask = os.umask(0)
         os.umask(umask)
@@ -196,6 +216,10 @@ def _new_folder(path: Path) -> Iterator[Path]:
 
 def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
     _check_target(path, said, overwrite)  # again: something may have come there meanwhile
+    if new.parent == path:
+        _fill(new, path)
+        saved.note(said)
+        return
     if not path.exists():
         os.rename(new, path)
         saved.note(said)
@@ -211,3 +235,22 @@ def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _fill(new: Path, path: Path) -> None:
+    """Move the files into a folder that was there and empty; the last one makes it a model.
+
+    The folder may be a mounted volume, or where a shell stands, so it is not replaced.
+    """
+    for name in sorted(os.listdir(path)):
+        if path / name != new:  # left by a process that was killed
+            shutil.rmtree(path / name)
+    moved = sorted(os.listdir(new), key=lambda name: name == MODEL_FILE)
+    try:
+        for name in moved:
+            os.rename(new / name, path / name)
+    except BaseException:  # KeyboardInterrupt included: the folder is empty again, whatever happened
+        for name in moved:
+            one = path / name
+            shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
+        raise

@@ -201,9 +201,10 @@ def _check_place(owner: nn.Module, name: str, value: Tensor, where: str, *, cut:
     Raises:
         ModelError: its name, and what is wrong with it.
     """
-    known = _held(owner, name.rpartition(".")[2])
+    last = name.rpartition(".")[2]
+    known = _held(owner, last)
     wrong = None
-    if known is None:
+    if known is None and last in owner._parameters:
         weight = owner._parameters.get("weight")
         if not cut or weight is None or value.ndim != 1 or value.shape[0] not in weight.shape:
             wrong = f"has the shape {tuple(value.shape)}, and the {type(owner).__name__} has no place for that"

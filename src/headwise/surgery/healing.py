@@ -236,7 +236,7 @@ def _trainer(
     folder: Path,
     shown: Callable[[int], None] | None,
 ) -> Any:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Distilling(Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_more: Any) -> Any:
@@ -262,10 +262,12 @@ def _trainer(
         logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=device.type == "cpu",
         remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
-    return Distilling(
+    trainer = Distilling(
         model=small,
         args=arguments,
         train_dataset=[dict(one) for one in batches],
         data_collator=lambda listed: listed[0],
         callbacks=[Shown()],
     )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout
+    return trainer

@@ -65,7 +65,7 @@ class Session:
         place = self._tracker.place(module, spot)
         site = None if path is None else self._sites.get((path, place.call))
         if site is None:
-            if self.observer is None:
+            if self.observer is None or not query.shape[1]:  # a layer of which no head is left
                 return None
             raise UnsupportedError(
                 f"{path or type(module).__name__} made attention call {place.call}, which the model did not make "

@@ -59,6 +59,8 @@ def cuttable(model: Model, unit: str) -> tuple[list[str], dict[str, str]]:
     for shape in block_shapes(model):
         block = model.layout.blocks[shape.block]
         units = units_of(shape, "group" if unit == "group" else "head")
+        if not units:  # all its heads have gone before
+            continue
         try:
             planned_cuts(model.module, {shape.block: block}, {shape.block: units[0].heads})
         except UnsupportedError as error:

@@ -134,3 +134,10 @@ def test_options_reach_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
         "device": "cpu",
         "seed": 5,
     }
+
+
+@pytest.mark.parametrize("rule", [".x:f", "x", "x:", ":f", "a b:f", "no_such_module:f", "json:nothing"])
+def test_rules_that_are_not_there(rule: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "roles", folder, "--inputs", folder / "inputs.jsonl", "--rule", rule)
+    assert (status, out) == (2, "")
+    assert f"--rule {rule}: " in " ".join(err.split())

@@ -225,6 +225,11 @@ def test_healed_and_timed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "time of a pass of 32 x 64 tokens here" in out
     assert "time with the same heads gated" in out
     assert sorted(one.name for one in tmp_path.iterdir()) == ["small"]
+    status, out, _ = run(
+        capsys, "prune", folder, "--heads", "model.layers.1:1", "--inputs", folder / "inputs.jsonl", "-o", small,
+        "--heal", "3", "--overwrite", "--json",
+    )  # fmt: skip
+    assert json.loads(out)["surgery"]["repair"]["heal"]["steps"] == 3
     status, out, err = run(capsys, "verify", folder, small, "--time")
     assert status == 0, err
     assert "trained after the cut, taken over as well" in out

@@ -20,9 +20,10 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 PLAN = {"model.layers.0": [0, 1]}
 
 
-def inputs() -> list[dict[str, torch.Tensor]]:
+def inputs() -> list[dict[str, list[int]]]:
+    """Examples, which are put together in batches; tensors would be taken as they are."""
     draw = torch.Generator().manual_seed(5)
-    return [{"input_ids": torch.randint(3, 29, (1, 12), generator=draw)} for _ in range(8)]
+    return [{"input_ids": torch.randint(3, 29, (12,), generator=draw).tolist()} for _ in range(8)]
 
 
 def healed(model: Any, **how: Any) -> Any:

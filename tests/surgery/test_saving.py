@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from headwise import artifacts
@@ -354,6 +356,37 @@ def test_damaged_weights(tmp_path: Path) -> None:
     raw = (folder / "headwise.safetensors").read_bytes()
     (folder / "headwise.safetensors").write_bytes(raw[: len(raw) // 2])
     with pytest.raises(ModelError, match="not a readable safetensors file"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("embeddings.word_embeddings.weight", lambda one: one[:9], r"which is not \(31, 20\), as in a layer not cut"),
+        (
+            "encoder.layer.0.intermediate.dense.weight",
+            lambda one: one.long(),
+            "is torch.int64, and the model has torch",
+        ),
+        ("encoder.layer.0.attention.output.dense.weight", lambda one: one[:, :, None], "with one axis cut"),
+    ],
+)
+def test_weights_that_do_not_fit(name: str, change: Any, words: str, tmp_path: Path) -> None:
+    folder = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none").save(tmp_path / "small")
+    file = folder / "headwise.safetensors"
+    stored = load_file(file)
+    save_file({**stored, name: change(stored[name]).contiguous()}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"{re.escape(name)} of a .*{words}"):
+        load(folder)
+
+
+def test_an_intercept_that_fits_no_row(tmp_path: Path) -> None:
+    pruned = prune(small.decoder("Llama", head_dim=6), {"model.layers.0": [1]}, repair="none")
+    folder = pruned.save(tmp_path / "small")
+    file, name = folder / "headwise.safetensors", "model.layers.0.self_attn.o_proj.bias"
+    stored = load_file(file)
+    save_file({**stored, name: torch.ones(7)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"o_proj\.bias has the shape \(7,\), and the Linear has no place for that"):
         load(folder)
 
 

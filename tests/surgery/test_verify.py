@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import headwise as hw
 from headwise.errors import InputError, ModelError
 from headwise.models import load
 from headwise.surgery import prune, verify
@@ -77,3 +78,25 @@ def test_another_config_is_found(tmp_path: Path) -> None:
         verify(bert, load(folder))
     even = prune(bert, {f"encoder.layer.{at}": [1] for at in range(2)}, repair="none")
     assert verify(bert, load(even.save(tmp_path / "even"))).unchanged
+
+
+def test_a_projection_that_no_repair_changed(tmp_path: Path) -> None:
+    bert = small.bert()
+    pruned: Any = prune(bert, PLAN, repair="none")
+    with torch.no_grad():
+        pruned.module.encoder.layer[0].attention.output.dense.weight.mul_(2)
+    with pytest.raises(
+        ModelError, match=r"output\.dense\.weight is not .* the record of PRUNED says nothing of a repair"
+    ):
+        verify(bert, load(pruned.save(tmp_path / "small")))
+
+
+def test_pruned_twice_against_the_first(tmp_path: Path) -> None:
+    bert = small.bert()
+    inputs = [{"input_ids": torch.arange(4, 28).view(2, 12)}]
+    first = hw.prune(bert, {"encoder.layer.0": [1]}, inputs=inputs)
+    second = hw.prune(first, {"encoder.layer.0": [0], "encoder.layer.1": [2]}, repair="none")
+    found = verify(bert, load(second.save(tmp_path / "small")))
+    assert found.removed == {"encoder.layer.0.attention.self": (0, 1), "encoder.layer.1.attention.self": (2,)}
+    assert found.repaired == ("encoder.layer.0.attention.output.dense",)
+    assert found.recorded

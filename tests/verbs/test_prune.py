@@ -151,6 +151,10 @@ def test_sources_that_do_not_go_together() -> None:
         hw.prune(model, PLAN, statistics=known, inputs=passages(1))
     with pytest.raises(hw.HeadwiseError, match="needs something to learn from"):
         hw.prune(model, PLAN)
+    ignored: dict[str, Any]
+    for ignored in ({"statistics": known}, {"repair": "none"}):
+        with pytest.raises(hw.HeadwiseError, match=r"none is learned from texts here .* or no weights"):
+            hw.prune(model, PLAN, weights=[1], **ignored)
     with pytest.raises(hw.HeadwiseError, match="or no weights"):
         hw.prune(model, PLAN, inputs=passages(1), weights=[1])
 

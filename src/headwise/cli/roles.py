@@ -100,7 +100,7 @@ def _rule(named: str) -> Any:
         click.UsageError: there is none.
     """
     module, _, name = named.partition(":")
-    if not module or not name:
+    if not name or not all(part.isidentifier() for part in module.split(".")):
         raise click.UsageError(f"--rule {named}: write MODULE:FUNCTION, an importable module and a function of it.")
     try:
         found: Any = import_module(module)

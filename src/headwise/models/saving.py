@@ -189,9 +189,16 @@ def _check_target(path: Path, said: Path, overwrite: bool) -> None:
     guest = next((name for name in names if not _may_be_ours(path / name)), None)
     if guest is not None:
         raise RunError(f"{said} holds a saved model and {guest}, which headwise did not save; move it away first")
-    for wrong, what in ((os.path.ismount(path), "a mount point"), (path.samefile("."), "the current folder")):
+    for wrong, what in ((os.path.ismount(path), "a mount point"), (_is_current(path), "the current folder")):
         if wrong:
             raise RunError(f"{said} is {what}, which cannot be replaced in one step; choose a folder in it")
+
+
+def _is_current(path: Path) -> bool:
+    try:
+        return path.samefile(os.curdir)
+    except OSError:  # the current folder was deleted
+        return False
 
 
 def _may_be_ours(path: Path) -> bool:

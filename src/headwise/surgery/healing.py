@@ -270,5 +270,5 @@ def _trainer(
         data_collator=lambda listed: listed[0],
         callbacks=[Shown()],
     )
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout
     return trainer

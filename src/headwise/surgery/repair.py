@@ -153,13 +153,14 @@ def _solved(left: Tensor, right: Tensor) -> Tensor:
     Raises:
         MeasureError: ``left`` has no inverse.
     """
-    try:
-        return torch.linalg.solve(left, right)
-    except torch.linalg.LinAlgError:
+    solved: Tensor
+    solved, failed = torch.linalg.solve_ex(left, right)
+    if bool(failed):
         raise MeasureError(
             "the covariance of the heads that stay has no inverse, and ridge is 0 or too small to give it one; give a "
             "larger ridge (1e-3), or more text"
-        ) from None
+        )
+    return solved
 
 
 def loss(moments: Moments, weight: Tensor, columns: list[int], new: Tensor, added: Tensor) -> float:

@@ -81,18 +81,21 @@ def verify(
             f"ORIGINAL is a {type(before.module).__name__} and PRUNED a {type(after.module).__name__}; they are not of "
             "one model"
         )
-    _check_config(before.config, after.config)
     removed = dict(_removed(before.module, after.module))
+    _check_config(before.config, after.config)
     layout = before.layout
     unknown = [path for path in removed if path not in layout.blocks]
     if unknown:
         raise InputError(f"PRUNED was cut in {unknown[0]}, where ORIGINAL has no attention that headwise found")
     blocks = {path: layout.blocks[path] for path in removed}
     cuts = planned_cuts(before.module, blocks, removed)
-    trained = after.surgery is not None and bool(after.surgery.repair.get("heal"))
+    repairs = _repairs(after)
+    trained = any(one.get("heal") for one in repairs)
     changed, unchanged = _weights(before.module, after.module, cuts, trained=trained)
     outputs = {cut.block.o_path for cut in cuts}
     repaired = tuple(dict.fromkeys(owner for name in changed if (owner := name.rpartition(".")[0]) in outputs))
+    if after.surgery is not None and not trained:
+        _check_repaired(cuts, changed, repairs)
     healed = sum(name.rpartition(".")[0] not in outputs for name in changed)
     truth_model = _transplanted(before, after.module, cuts, changed) if changed else before
     truth = truth_of(truth_model, blocks, removed, example)
@@ -101,7 +104,7 @@ def verify(
         proof = prove(after.module, blocks, truth, bound_of(after.dtype))
     except ModelError as error:
         raise ModelError(f"PRUNED is not ORIGINAL without these heads: {error}") from None
-    recorded = after.surgery is not None and after.surgery.weight_hash == before.source.weight_hash
+    recorded = before.source.weight_hash in _originals(after)
     return Verification(removed, proof, repaired, unchanged, recorded, healed)
 
 
@@ -124,7 +127,7 @@ def _check_config(before: Any, after: Any) -> None:
 
 def _settled(config: Any) -> Mapping[str, Any]:
     """A config's values as they are after saving and loading."""
-    with contextlib.suppress(MODEL_FAILURES):  # of classes that do not read what they write
+    with contextlib.suppress(*MODEL_FAILURES):  # of classes that do not read what they write
         config = type(config).from_dict(config.to_dict())
     settled: Mapping[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
     return settled
@@ -155,6 +158,32 @@ def _removed(before: nn.Module, after: nn.Module) -> Iterator[tuple[str, tuple[i
         gone = tuple(at for at, head in enumerate(had) if head not in now.heads)
         if gone:
             yield path, gone
+
+
+def _repairs(model: Model) -> list[Mapping[str, Any]]:
+    """What each of a model's surgeries says of its repair, the last one first."""
+    record = model.surgery
+    return [] if record is None else [record.repair, *(one.get("repair", {}) for one in record.earlier)]
+
+
+def _originals(model: Model) -> set[str]:
+    """Hashes of the weights before each of a model's surgeries."""
+    record = model.surgery
+    earlier = () if record is None else (one.get("weight_hash", "") for one in record.earlier)
+    return set() if record is None else {record.weight_hash, *earlier}
+
+
+def _check_repaired(cuts: list[BlockCut], changed: tuple[str, ...], repairs: list[Mapping[str, Any]]) -> None:
+    """Refuse an output projection that is neither the original's nor a repair's, as far as the record says.
+
+    Raises:
+        ModelError: it is named.
+    """
+    known = {layer["module"] for one in repairs for layer in one.get("layers", ())}
+    for cut in cuts:
+        name = f"{cut.block.o_path}.weight"
+        if name in changed and not known & {cut.block.o_path, cut.block.o.parameter if cut.block.o else None}:
+            raise ModelError(f"{name} is not the original's, and the record of PRUNED says nothing of a repair of it")
 
 
 def _slices(cuts: list[BlockCut]) -> dict[str, list[Any]]:

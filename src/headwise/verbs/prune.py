@@ -89,8 +89,8 @@ def prune(
         raise InputError("healing needs text to learn from: give texts (--text FILE) or inputs")
     if weights is not None and (texts is None or statistics is not None or repair == "none"):
         raise InputError(
-            "weights say what each of texts counts in the repair, and there is no such repair here (no texts, "
-            "statistics= or repair='none'); give no weights"
+            "weights say what each of texts counts in the repair, and none is learned from texts here (no texts, or "
+            "statistics= or repair='none' given); give texts to learn from, or no weights"
         )
     handle = opened(model, loading)
     request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration

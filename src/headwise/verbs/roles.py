@@ -21,6 +21,7 @@ from headwise.measures.roles import (
     RoleObserver,
     RoleTable,
     coreference_role,
+    given_count,
     read_conllu,
     read_pairs,
     repeated_tokens,
@@ -143,8 +144,8 @@ def roles_run(
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
     counts, notes = _counted(ready.data)
-    if parses is not None and limit is None:
-        _check_count(parses, ready)
+    if limit is None:
+        _check_count(parses, wanted, ready)
     observer = RoleObserver(wanted, ready.model.tokenizer, counts=counts, seed=seed, replicates=replicates)
     run(ready.model, ready.data, [observer, ready.log], backend=backend, progress=ready.shown)
     observers = [observer]
@@ -230,14 +231,26 @@ def _counted(data: Batches) -> tuple[Counter[int], list[str]]:
     return counts, [f"{short[0]}{more}: fewer than two tokens, so nearly no row to measure"]
 
 
-def _check_count(parses: Sequence[Parse], ready: Prepared) -> None:
+def _check_count(parses: Sequence[Parse] | None, wanted: Sequence[Role], ready: Prepared) -> None:
+    """Refuse parses, or given pairs, of another number of passages: they are of another text.
+
+    Raises:
+        DataError: both numbers.
+    """
     facts = ready.survey.facts
     found = facts.passages + facts.skipped_passages
-    if found != len(parses):
+    if parses is not None and found != len(parses):
         raise DataError(
             f"the text has {found} passages and the CoNLL-U file {len(parses)}: passage {min(found, len(parses))} "
             "(counted from 0) is in one of them only; give the text that was parsed"
         )
+    for role in wanted:
+        listed = given_count(role)
+        if listed is not None and listed > found:
+            raise DataError(
+                f"role {role.name!r}: pairs of {listed} passages were given, and the text has {found}; give pairs for "
+                "each passage, in the same order"
+            )
 
 
 def _confirmation(model: Model, counts: Mapping[int, int], seed: int, replicates: int) -> RoleObserver | str:

@@ -146,6 +146,14 @@ def test_pairs_for_too_few_passages() -> None:
         hw.roles(words.gpt2(), TEXTS, roles=given_pairs("mine", [[(1, 0)]]))
 
 
+def test_pairs_for_too_many_passages() -> None:
+    """They are of another text, or lines are shifted."""
+    role = given_pairs("mine", [[(1, 0)]] * (len(TEXTS) + 1))
+    with pytest.raises(DataError, match=rf"'mine': pairs of {len(TEXTS) + 1} passages .* has {len(TEXTS)}; give pairs"):
+        hw.roles(words.gpt2(), TEXTS, roles=role)
+    assert hw.roles(words.gpt2(), TEXTS, roles=role, limit=1)["mine"][0].rows == 1
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -161,6 +169,15 @@ def test_files_of_pairs(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(DataError) as caught:
         read_pairs(path)
     assert said in str(caught.value)
+
+
+def test_files_of_pairs_from_other_systems(tmp_path: Path) -> None:
+    path = tmp_path / "gold.jsonl"
+    path.write_bytes('\ufeff{"pairs": [[1, 0]], "text": "one\u2028line"}\r\n{"pairs": [[2, 1]]}\r\n'.encode())
+    assert hw.roles(words.gpt2(), TEXTS, roles=read_pairs(path))["gold"][0].rows == 2
+    path.write_bytes(b'{"pairs": [[1, 0]], "text": "\xff"}')
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        read_pairs(path)
 
 
 def test_text_shorter_than_two_tokens() -> None:

@@ -2,6 +2,7 @@
 
 from headwise.measures.roles.alignment import monotonic as monotonic
 from headwise.measures.roles.conll import read_conllu as read_conllu
+from headwise.measures.roles.given import given_count as given_count
 from headwise.measures.roles.given import given_pairs as given_pairs
 from headwise.measures.roles.given import read_pairs as read_pairs
 from headwise.measures.roles.lexical import duplicate as duplicate

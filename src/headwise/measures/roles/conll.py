@@ -69,7 +69,7 @@ def _sentences(file: Path) -> Iterator[tuple[Any, bool]]:
         raise InputError(
             "reading CoNLL-U needs the package conllu; install it with: pip install 'headwise[conllu]'"
         ) from None
-    with open(file, encoding="utf-8") as lines:
+    with open(file, encoding="utf-8-sig") as lines:
         try:
             for sentence in conllu.parse_incr(lines):
                 yield sentence, any(name.startswith("newdoc") for name in sentence.metadata)

@@ -12,7 +12,7 @@ from headwise.errors import DataError, InputError
 from headwise.measures.roles.role import Candidates, Role
 from headwise.measures.roles.tokens import Tokens
 
-__all__ = ["given_pairs", "read_pairs"]
+__all__ = ["given_count", "given_pairs", "read_pairs"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ def given_pairs(
     )
 
 
+def given_count(role: Role) -> int | None:
+    """Of how many passages a role's pairs were given; None for a role that finds its pairs.
+
+    >>> given_count(given_pairs("gold", [[(4, 1)], []]))
+    2
+    """
+    return len(role.find.lists) if isinstance(role.find, _Listed) else None
+
+
 def read_pairs(path: str | Path, name: str | None = None, *, kind: Literal["self", "cross"] = "self") -> Role:
     """A role from a .jsonl file: for each passage a line ``{"pairs": [[query, key], ...], "candidates": [key, ...]}``.
 
@@ -80,7 +89,11 @@ def read_pairs(path: str | Path, name: str | None = None, *, kind: Literal["self
     pairs: list[list[tuple[int, int]]] = []
     candidates: list[Candidates] = []
     some = False
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    for number, line in enumerate(text.split("\n"), start=1):
         where = f"{file.name} line {number}"
         if not line.strip():
             continue

@@ -127,11 +127,14 @@ def outline(folder: Path, document: Mapping[str, Any]) -> nn.Module:
 
 
 def _filled(module: nn.Module, stored: dict[str, Tensor], folder: Path, document: Mapping[str, Any]) -> None:
+    tied = document["weights"]["tied"]
+    around: list[str] = []
     for path, cut in cuts_of(document):
         part = submodule(module, path, str(folder))
         check_cut(part, path, cut)
         install(part, cut)
-    _fill(module, stored, document["weights"]["tied"], str(folder))
+        around.append(".".join(path.split(".")[:-2]))
+    _fill(module, stored, tied, around, str(folder))
 
 
 def _built(folder: Path, document: Mapping[str, Any]) -> nn.Module:
@@ -190,14 +193,17 @@ def _stored(folder: Path, files: list[str], *, shapes: bool = False) -> dict[str
     return stored
 
 
-def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str], where: str) -> None:
+def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str], around: list[str], where: str) -> None:
+    """Put what is stored into the model; it may be smaller only under the paths ``around``, where something was cut."""
     owners = dict(module.named_modules(remove_duplicate=False))
     for name, value in stored.items():
         path, _, last = name.rpartition(".")
         owner = owners.get(path)
         if owner is None or (last not in owner._parameters and last not in owner._buffers):
             raise ModelError(f"{where}: the weights hold {name}, for which {type(module).__name__} has no place")
-        _set(owner, last, value, where)
+        cut = any(not one or name.startswith(f"{one}.") for one in around)
+        _check_place(owner, name, value, where, cut=cut)
+        _set(owner, last, value)
     expected = {name for name in module.state_dict() if name not in tied}
     missing = sorted(expected - set(stored))
     if missing:
@@ -206,19 +212,34 @@ def _fill(module: nn.Module, stored: dict[str, Tensor], tied: Mapping[str, str],
         _tie(owners, name, first, where)
 
 
-def _set(owner: nn.Module, name: str, value: Tensor, where: str) -> None:
+def _check_place(owner: nn.Module, name: str, value: Tensor, where: str, *, cut: bool) -> None:
+    """Refuse what does not fit the place of its name.
+
+    Raises:
+        ModelError: its name, and what is wrong with it.
+    """
+    last = name.rpartition(".")[2]
+    known = _held(owner, last)
+    wrong = None
+    if known is None and last in owner._parameters:
+        weight = owner._parameters.get("weight")
+        if not cut or weight is None or value.ndim != 1 or value.shape[0] not in weight.shape:
+            wrong = f"has the shape {tuple(value.shape)}, and the {type(owner).__name__} has no place for that"
+    elif isinstance(known, nn.Parameter):
+        fits = known.ndim == value.ndim and sum(map(int.__ne__, known.shape, value.shape)) <= int(cut)
+        if not fits or value.numel() > known.numel():
+            said = f"{tuple(known.shape)} with one axis cut" if cut else f"{tuple(known.shape)}, as in a layer not cut"
+            wrong = f"of a {type(owner).__name__} has the shape {tuple(value.shape)}, which is not {said}"
+        elif value.is_floating_point() != known.is_floating_point():
+            wrong = f"of a {type(owner).__name__} is {value.dtype}, and the model has {known.dtype} there"
+    if wrong is not None:
+        raise ModelError(f"{where}: {name} {wrong}; save or copy the folder again")
+
+
+def _set(owner: nn.Module, name: str, value: Tensor) -> None:
     """Fill a parameter or buffer in place, so that what is tied to it stays tied, whatever its shape was."""
     known = owner._parameters.get(name)
     if known is not None:
-        if (
-            known.ndim != value.ndim
-            or sum(map(int.__ne__, known.shape, value.shape)) > 1
-            or value.numel() > known.numel()
-        ):
-            raise ModelError(
-                f"{where}: {name} of a {type(owner).__name__} has the shape {tuple(value.shape)}, which is not "
-                f"{tuple(known.shape)} with one axis cut; save or copy the folder again"
-            )
         known.data = value
     elif name in owner._parameters:  # an intercept that the repair added
         owner._parameters[name] = nn.Parameter(value)

@@ -1,4 +1,4 @@
-"""Run, measure, prune, share and account for the attention heads of transformers.
+"""Run, measure, prune and account for the attention heads of transformers.
 
 The names below are loaded when they are first used, so that ``import headwise`` is instant and
 imports neither torch nor transformers.

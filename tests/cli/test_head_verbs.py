@@ -56,6 +56,16 @@ def test_importance_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert document["run"]["arguments"]["per"] == "token"
 
 
+def test_roles_are_never_cut_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "roles", folder, "--inputs", folder / "inputs.jsonl", "--no-confirm")
+    assert status == 0, err
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    header, *lines = out.split("\n\n")[1].splitlines()
+    assert header.split() == ["role", "best", "share", "interval", "by", "position", "shuffled", "rows", "heads"]
+    assert all(line.split()[0] in {"previous", "own", "first", "duplicate", "induction", "rarest"} for line in lines)
+    assert len(lines) >= 3
+
+
 def test_redundancy(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "r.safetensors"
     status, out, err = run(capsys, "redundancy", folder, "--inputs", folder / "inputs.jsonl", "-o", file, "--at", "0.5")

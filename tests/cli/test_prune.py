@@ -49,6 +49,7 @@ def test_cut_said_and_verified(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert f"parameters: {before:,} -> {after:,}" in out
     assert f"saves nothing: all {before:,} parameters stay" in out
     assert out.splitlines()[-1] == str(small)
+    assert "loaded by: hw.load; not by from_pretrained" in out.splitlines()[-2]
     assert max(map(len, out.splitlines()[:4])) <= 80
     status, out, err = run(capsys, "verify", folder, small)
     assert status == 0, err

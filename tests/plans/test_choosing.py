@@ -120,6 +120,7 @@ def test_what_a_budget_refuses() -> None:
         ({"keep": 0.5, "params": 3}, "keep, params came"),
         ({"keep": 0.0}, r"keep must lie in \(0, 1\]"),
         ({"keep": 1.5}, r"keep must lie in \(0, 1\]"),
+        ({"keep": 60}, "and is 60; 60 percent are 0.6"),
         ({"speed": 0.5}, "speed must be at least 1"),
         ({"max_loss": -1.0}, "max_loss must be at least 0"),
         ({"keep": float("nan")}, "keep must be a number, and is nan"),

@@ -136,6 +136,26 @@ def test_case_34_families_that_refuse_are_named_before_saving(make: Callable[[],
     assert apart(outputs(load(folder).module, input_ids=IDS), outputs(pruned.module, input_ids=IDS)) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("repair", "removed", "card"),
+    [
+        ("none", {0: [0], 1: [1]}, "also a plain transformers checkpoint"),
+        ("bias", {0: [0], 1: [1]}, "builds no model.layers.0.self_attn.o_proj.bias, which holds the intercept"),
+        ("none", {0: [0], 1: [1, 2]}, "its layers have different numbers of heads"),
+        ("none", {0: [0]}, "its layers have different numbers of heads"),
+    ],
+)
+def test_the_card_says_why_transformers_cannot(
+    repair: str, removed: dict[int, list[int]], card: str, tmp_path: Path
+) -> None:
+    model = small.decoder("Qwen3", **UNIFORM)
+    heads = {f"model.layers.{layer}.self_attn": gone for layer, gone in removed.items()}
+    learned = {"inputs": [{"input_ids": IDS}]} if repair != "none" else {}
+    folder = prune(model, heads, repair=repair, **learned).save(tmp_path / "small")
+    assert card in (folder / "README.md").read_text()
+    assert (folder / "model.safetensors").exists() == ("also a plain" in card)
+
+
 def test_pruned_again_after_loading(tmp_path: Path) -> None:
     llama = small.decoder("Llama")
     once = prune(llama, {"model.layers.0.self_attn": [1]}, repair="none").save(tmp_path / "once")

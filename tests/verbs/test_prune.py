@@ -102,6 +102,9 @@ def test_weights_reach_the_repair_and_the_record(tmp_path: Path) -> None:
     said = smalls[0].surgery.repair["calibration"]
     assert said["weights"] == [1.0, 9.0]
     assert said["texts"] == list(map(str, texts))
+    alone = hw.prune(handle, PLAN, str(texts[0]), window=40).surgery
+    assert alone is not None
+    assert alone.repair["calibration"]["texts"] == [str(texts[0])]
     with pytest.raises(hw.HeadwiseError, match="1 weights for 2 texts"):
         hw.prune(handle, PLAN, texts, weights=[1])
     with pytest.raises(hw.HeadwiseError, match="numbers above 0"):

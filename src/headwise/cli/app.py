@@ -89,7 +89,7 @@ def _show_version(ctx: click.Context, _param: click.Parameter, value: bool) -> N
 )
 @traceback_option
 def app() -> None:
-    """Run, measure, prune, share and account for the attention heads of transformers.
+    """Run, measure, prune and account for the attention heads of transformers.
 
     Results go to stdout, progress and notes to stderr. Exit status: 0 done, 1 refused or failed
     (one sentence says why), 2 wrong usage, 130 interrupted.

@@ -14,6 +14,10 @@ from headwise.cli.options import Settings, output_options
 from headwise.cli.sink import Sink
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from headwise.measures.roles import RoleTable
     from headwise.verbs.roles import RolesResult
 
 __all__ = ["command"]
@@ -122,36 +126,20 @@ def _tell(sink: Sink, result: RolesResult) -> None:
         sink.document({"run": result.run, "roles": result.table.to_document(), "file": path})
         return
     console = sink.console()
-    for line in _page(result):
+    for line in _page(result, console):
         console.print(line, crop=False)
     if result.path is not None:
         print(f"file: {result.path}", file=sink.stdout)
 
 
-def _page(result: RolesResult) -> Iterator[Any]:
-    from rich.table import Table
+def _page(result: RolesResult, console: Console) -> Iterator[Any]:
     from rich.text import Text
 
     table, counts = result.table, result.run["counts"]
     yield Text(str(table.model), style="bold", no_wrap=True, overflow="ignore")
     yield Text(f"{counts['heads']} heads over {counts['passages']:,} passages, {counts['tokens']:,} tokens")
     yield Text("")
-    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, justify in (
-        ("role", "left"), ("best head", "left"), ("share", "right"), ("interval", "left"), ("by position", "left"),
-        ("shuffled", "right"), ("rows", "right"), ("heads", "right"),
-    ):  # fmt: skip
-        grid.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for role in table.roles:
-        best = table.best(role)
-        fixed = f"{best.fixed_share:.2f} {best.fixed}" if best.fixed else "-"
-        interval = f"{best.share_low:.2f}-{best.share_high:.2f}" if best.share_low == best.share_low else "-"
-        count = sum(one.assigned for one in table[role])
-        grid.add_row(
-            role, f"{best.layer}.{best.head.head}", f"{best.share:.2f}", interval, fixed, f"{best.null_share:.2f}",
-            f"{best.rows:,}", str(count) if count else "-", style="bold" if best.assigned else None,
-        )  # fmt: skip
-    yield grid
+    yield _evidence(table, console)
     for role in table.roles:
         listed = table.assigned(role)
         if listed:
@@ -162,7 +150,36 @@ def _page(result: RolesResult) -> Iterator[Any]:
     yield Text("")
     yield Text(
         "Heads are written layer.head. share: of the rows whose largest weight is on the role's key; by position: the "
-        "best fixed offset or key on the same rows; shuffled: keys of other rows; heads: how many have the role "
-        f"({table.criterion}).",
+        "best fixed offset (-2: two tokens back) or key on the same rows; shuffled: keys of other rows; heads: how "
+        f"many have the role ({table.criterion}).",
         style="dim",
     )
+
+
+def _evidence(table: RoleTable, console: Console) -> Table:
+    """One line per role; wider than the console where it must be, since a number cut short says nothing."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name, justify in (
+        ("role", "left"), ("best", "left"), ("share", "right"), ("interval", "left"), ("by position", "left"),
+        ("shuffled", "right"), ("rows", "right"), ("heads", "right"),
+    ):  # fmt: skip
+        grid.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for role in table.roles:
+        best = table.best(role)
+        fixed = f"{best.fixed_share:.2f} {_position(best.fixed)}" if best.fixed else "-"
+        interval = f"{best.share_low:.2f}-{best.share_high:.2f}" if best.share_low == best.share_low else "-"
+        count = sum(one.assigned for one in table[role])
+        grid.add_row(
+            role, f"{best.layer}.{best.head.head}", f"{best.share:.2f}", interval, fixed, f"{best.null_share:.2f}",
+            f"{best.rows:,}", str(count) if count else "-", style="bold" if best.assigned else None,
+        )  # fmt: skip
+    grid.width = Measurement.get(console, console.options.update(max_width=1000), grid).maximum
+    return grid
+
+
+def _position(fixed: str) -> str:
+    """A rule of position in short: ``-2`` for ``offset -2``, ``first`` for ``first key``."""
+    return fixed.removeprefix("offset ").removesuffix(" key")

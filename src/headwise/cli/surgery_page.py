@@ -28,7 +28,14 @@ def tell_pruned(sink: Sink, small: Model, folder: Path, measured: Timing | None 
     heads = sum(len(one.removed) for one in record.blocks)
     console.print(f"{counted(heads, 'head')} of {counted(len(record.blocks), 'block')} removed\n")
     console.print(_blocks(record), crop=False)
-    lines = [*_proof(record.proof), *_repair(record), *_saved(record, files), *_timed(measured), str(folder)]
+    lines = [
+        *_proof(record.proof),
+        *_repair(record),
+        *_saved(record, files),
+        *_timed(measured),
+        _stock(small),
+        str(folder),
+    ]
     print("\n".join(lines), file=sink.stdout)
 
 
@@ -148,6 +155,16 @@ def _timed(measured: Timing | None) -> Sequence[str]:
         f"(attention layers that were cut {before * 1e3:.1f} -> {after * 1e3:.1f} ms)",
         f"time with the same heads gated: {measured.gated * 1e3:.1f} ms",
     ]
+
+
+def _stock(small: Model) -> str:
+    """Whether transformers loads the folder by itself."""
+    from headwise.models.stock import expressible
+
+    why = expressible(small.module)
+    if why is None:
+        return "loaded by: hw.load, and from_pretrained of plain transformers"
+    return f"loaded by: hw.load; not by from_pretrained of plain transformers: {why}"
 
 
 def _saved(record: SurgeryRecord, files: int) -> Sequence[str]:

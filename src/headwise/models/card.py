@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 __all__ = ["model_card"]
 
 
-def model_card(model: Model, *, stock: bool) -> str:
-    """The README.md of a saved folder."""
+def model_card(model: Model, *, why_not_stock: str | None) -> str:
+    """The README.md of a saved folder; ``why_not_stock`` is None where transformers loads it by itself."""
     record = model.surgery
     name = "the model" if record is None else record.model
     lines = ["---", "library_name: headwise", "tags:", "- headwise", "- pruned-attention-heads", "---", ""]
     if record is None:
-        return "\n".join([*lines, f"# {model.name}", "", "Saved by headwise; no head was removed.", "", *_how(stock)])
+        return "\n".join(
+            [*lines, f"# {model.name}", "", "Saved by headwise; no head was removed.", "", *_how(why_not_stock)]
+        )
     heads = sum(one.query_heads[0] - one.query_heads[1] for one in record.blocks)
     before, after = record.parameters
     lines += [
@@ -26,7 +28,7 @@ def model_card(model: Model, *, stock: bool) -> str:
         f"{heads} query heads of {len(record.blocks)} attention blocks were cut out of `{name}` "
         f"(weights `{record.weight_hash[:16]}`), which leaves {after:,} of {before:,} parameters.",
         "",
-        *_how(stock),
+        *_how(why_not_stock),
         "",
         *_table(record),
         "",
@@ -43,16 +45,13 @@ def model_card(model: Model, *, stock: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _how(stock: bool) -> list[str]:
-    lines = ["```python", "import headwise as hw", "", 'model = hw.load("PATH")', "```"]
-    if stock:
-        return [*lines, "", "The folder is also a plain transformers checkpoint: `from_pretrained` loads it."]
+def _how(why_not_stock: str | None) -> list[str]:
+    lines = ["```python", "import headwise as hw", "", 'model = hw.load("PATH")', "```", ""]
+    if why_not_stock is None:
+        return [*lines, "The folder is also a plain transformers checkpoint: `from_pretrained` loads it."]
     return [
         *lines,
-        "",
-        "Its layers have different numbers of heads, which transformers' config cannot say: `from_pretrained` finds "
-        "no weights "
-        "here.",
+        f"`from_pretrained` finds no weights here, since transformers' config cannot say it: {why_not_stock}.",
     ]
 
 

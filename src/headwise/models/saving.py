@@ -46,7 +46,8 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_s
     _check_class(module)
     path = Path(os.path.realpath(folder))
     _check_target(path, Path(folder), overwrite)
-    stock = expressible(module) is None
+    why = expressible(module)
+    stock = why is None
     document = _document(model, stock)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_s
                 document["weights"]["files"] = _write_weights(new, module, max_shard_size)
                 _write_config(new, module)
             _write_companions(new, model)
-            (new / "README.md").write_text(model_card(model, stock=stock), encoding="utf-8")
+            (new / "README.md").write_text(model_card(model, why_not_stock=why), encoding="utf-8")
             artifacts.write_document(new / MODEL_FILE, document)
             _put_in_place(new, path, Path(folder), overwrite)
     except OSError as error:

@@ -48,7 +48,15 @@ def expressible(module: nn.Module) -> str | None:
             return f"{path}: its heads and key-value heads are paired by a map of their own"
         if not cut.heads:
             return f"{path}: it has no heads left"
-    return _compared(module, getattr(module, "config", None))
+    why = _compared(module, getattr(module, "config", None))
+    kinds = {type(module.get_submodule(path)) for path, _ in cuts}
+    whole = any(type(part) in kinds and cut_of(part) is None for part in module.modules())
+    if why is None or not cuts:
+        return why
+    if whole or len({len(cut.heads) for _, cut in cuts}) > 1:
+        return "its layers have different numbers of heads"
+    recounted = _recounted(module)
+    return why if recounted is None else _compared(module, recounted) or why
 
 
 def _cuts(module: nn.Module) -> Iterator[tuple[str, HeadCut]]:
@@ -60,6 +68,12 @@ def _cuts(module: nn.Module) -> Iterator[tuple[str, HeadCut]]:
 
 def stock_config(module: nn.Module) -> Any | None:
     """A config under which transformers builds the cut model, or None."""
+    changed = _recounted(module)
+    return None if changed is None or _compared(module, changed) is not None else changed
+
+
+def _recounted(module: nn.Module) -> Any | None:
+    """The config with the counts of the cut blocks, or None where they differ or it does not take them."""
     cuts = list(_cuts(module))
     config = getattr(module, "config", None)
     if not cuts or config is None:
@@ -77,7 +91,7 @@ def stock_config(module: nn.Module) -> Any | None:
         changed._attn_implementation = config._attn_implementation
     except _REFUSALS:
         return None
-    return changed if _compared(module, changed) is None else None
+    return changed
 
 
 def _set_counts(config: Any, original: int, heads: int, kv_heads: int, d_k: int) -> None:
@@ -138,6 +152,11 @@ def _compared(module: nn.Module, config: Any) -> str | None:
     theirs = {name: tuple(value.shape) for name, value in fresh.state_dict().items()}
     if ours != theirs:
         name = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
+        if name not in theirs and name.endswith(".bias"):
+            return (
+                f"{type(config).__name__} builds no {name}, which holds the intercept of the repair; a cut with "
+                "repair none has no intercept"
+            )
         return f"{name} is {ours.get(name)} here, and {theirs.get(name)} in what {type(config).__name__} builds"
     for path, part in module.named_modules():
         if cut_of(part) is None:

@@ -44,7 +44,8 @@ class Budget:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InputError(f"{name} must be a number, and is {value!r}")
         if name == "keep" and not 0 < value <= 1:
-            raise InputError(f"keep must lie in (0, 1], the share of heads that stay, and is {value}")
+            hint = f"; {value:g} percent are {value / 100:g}" if 1 < value <= 100 else ""
+            raise InputError(f"keep must lie in (0, 1], the share of heads that stay, and is {value}{hint}")
         if name == "speed" and value < 1:
             raise InputError(f"speed must be at least 1, times as fast as now, and is {value}")
         if value < 0:

@@ -52,8 +52,9 @@ def calibrate(
         _check_weights(pieces, weights)
         parts = [take_statistics(model, [piece], relative=True, **reading) for piece in pieces]
         found = weighted(parts, weights)
+    given = [texts] if isinstance(texts, str) else [_named(piece) for piece in pieces]  # a text alone is a path
     said = {
-        "texts": [_named(piece) for piece in pieces] if texts is not None else [],
+        "texts": given if texts is not None else [],
         "inputs": None if inputs is None else _named(inputs),
         "weights": None if weights is None else [float(one) for one in weights],
         "parts": list(found.parts),

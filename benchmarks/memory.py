@@ -4,8 +4,8 @@
     python -m benchmarks.memory --side scan --tokens 8192      one measurement (growth in bytes)
 
 *Growth* is the peak of the resident set minus what the loaded model takes after one short warm-up pass. The processes
-give freed blocks of 128 KiB and more back at once (``MALLOC_MMAP_THRESHOLD_``): the growth would otherwise be that of the
-allocator's heap, which depends on the order of allocations more than on their sizes.
+give freed blocks of 128 KiB and more back at once (``MALLOC_MMAP_THRESHOLD_``): otherwise the growth would be that of
+the allocator's heap, which depends on the order of allocations more than on their sizes.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import headwise as hw
 from headwise import artifacts
 from headwise.errors import InputError, ModelError, RunError, UnsupportedError
 from headwise.models import load, wrap
@@ -151,7 +152,7 @@ def test_the_card_says_why_transformers_cannot(
     model = small.decoder("Qwen3", **UNIFORM)
     heads = {f"model.layers.{layer}.self_attn": gone for layer, gone in removed.items()}
     learned = {"inputs": [{"input_ids": IDS}]} if repair != "none" else {}
-    folder = prune(model, heads, repair=repair, **learned).save(tmp_path / "small")
+    folder = hw.prune(model, heads, repair=repair, **learned).save(tmp_path / "small")
     assert card in (folder / "README.md").read_text()
     assert (folder / "model.safetensors").exists() == ("also a plain" in card)
 

@@ -90,7 +90,7 @@ class Asked:
         able, reasons = cuttable(model, unit)
         chosen = [path for path in able if not self.only or any(_names(one, model.layout, path) for one in self.only)]
         if not chosen:
-            why = next(iter(reasons.values()), "the model has no attention that can be cut")
+            why = next(iter(reasons.values()), "none is left in it")
             raise InputError(f"no head of the model may go: {why}")
         pool = Pool(
             block_shapes(model),

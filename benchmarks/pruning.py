@@ -113,7 +113,7 @@ def run_greedy(asked: argparse.Namespace) -> None:
     quality = Quality(model, data, LOSSES["fidelity_pooled"])
     pool = Pool(block_shapes(model), per_layer=0)
     began, evaluations, order = time.monotonic(), 0, []
-    for step in removals(Greedy(quality), pool):
+    for step in removals(Greedy(quality, lowest=True), pool):
         evaluations += len(pool.units) - len(order)
         order.append((str(step.unit), round(step.score, 6)))
         if len(order) == 51:

@@ -39,6 +39,10 @@ class Exact:
         self.asked.append(len(candidates))
         return [self.rise([*removed, unit]) for unit in candidates]
 
+    def lowest(self, removed: Sequence[Unit], candidates: Sequence[Unit], guess: Unit) -> list[float]:
+        assert guess in candidates
+        return self.rises(removed, candidates)
+
     def sensitivities(self, removed: Sequence[Unit], units: Sequence[Unit], kind: str) -> list[float]:
         self.passes += 3
         scores = [self.cost(unit.block, frozenset(unit.heads)) for unit in units]

@@ -83,7 +83,8 @@ def test_weights_count_and_lengths_do_not() -> None:
     assert not torch.allclose(far.mean, both.mean, rtol=0, atol=0.01 * float(both.mean.abs().max()))
 
 
-def test_weights_reach_the_repair_and_the_record(tmp_path: Path) -> None:
+def two_texts(folder: Path) -> tuple[hw.Model, list[Path]]:
+    """A model with a tokenizer, and two texts of other words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({f"w{at}": at for at in range(VOCABULARY)}, unk_token="w0"))
@@ -93,8 +94,13 @@ def test_weights_reach_the_repair_and_the_record(tmp_path: Path) -> None:
     for seed, most in ((1, 9), (2, VOCABULARY)):
         draw = torch.Generator().manual_seed(seed)
         text = " ".join(f"w{at}" for at in torch.randint(3, most, (400,), generator=draw).tolist())
-        texts.append(tmp_path / f"{seed}.txt")
+        texts.append(folder / f"{seed}.txt")
         texts[-1].write_text(text)
+    return handle, texts
+
+
+def test_weights_reach_the_repair_and_the_record(tmp_path: Path) -> None:
+    handle, texts = two_texts(tmp_path)
     smalls = [hw.prune(handle, PLAN, texts, weights=weights, window=40) for weights in ([1, 9], [9, 1])]
     name = "model.layers.0.self_attn.o_proj.weight"
     assert not torch.allclose(*(one.module.get_parameter(name) for one in smalls), rtol=0, atol=1e-4)
@@ -109,6 +115,28 @@ def test_weights_reach_the_repair_and_the_record(tmp_path: Path) -> None:
         hw.prune(handle, PLAN, texts, weights=[1])
     with pytest.raises(hw.HeadwiseError, match="numbers above 0"):
         hw.prune(handle, PLAN, texts, weights=[1, 0])
+
+
+def test_weights_reach_the_plan(tmp_path: Path) -> None:
+    handle, texts = two_texts(tmp_path)
+    plans = [hw.plan(handle, texts, weights=weights, window=40, keep=0.5) for weights in ([1, 9], [9, 1])]
+    found = [scatter_of(plan.statistics).covariance for plan in plans if plan.statistics is not None]
+    assert len(found) == 2
+    assert not torch.allclose(*found, rtol=0, atol=1e-4 * float(found[0].abs().max()))
+    assert plans[0].facts["passes"] == 1
+    small = hw.prune(handle, PLAN, statistics=plans[0].statistics)
+    again = hw.prune(handle, PLAN, texts, weights=[1, 9], window=40)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    assert torch.allclose(small.module.get_parameter(name), again.module.get_parameter(name), rtol=0, atol=1e-6)
+    for wrong, said in (
+        ({"weights": [1]}, "1 weights for 2 texts"),
+        ({"weights": [1, 2], "max_loss": 0.1, "keep": None}, "do not go together"),
+        ({"weights": [1, 2], "statistics": plans[0].statistics}, "leave one of the two out"),
+    ):
+        with pytest.raises(hw.HeadwiseError, match=said):
+            hw.plan(handle, texts, window=40, **{"keep": 0.5, **wrong})
+    with pytest.raises(hw.HeadwiseError, match="no texts were given"):
+        hw.plan(handle, inputs=[{"input_ids": torch.arange(8)[None]}], weights=[1], keep=0.5)
 
 
 def test_a_plan_is_refused_before_the_text_is_read() -> None:

@@ -70,6 +70,13 @@ class Share(click.ParamType[float]):
 )
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
 @scan_options(READING)
+@click.option(
+    "--weight",
+    multiple=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="W",
+    help="What each --text counts, in their order. Repeatable.  [default: its length]",
+)
 @click.option("--keep", type=Share(), metavar="SHARE", help="Budget: share of the query heads that stay: 0.6 or 60%.")
 @click.option("--params", type=Count(), metavar="N", help="Budget: parameters of the whole model at most: 80M.")
 @click.option("--cache-bytes", type=Count(), metavar="N", help="Budget: bytes of keys and values per token at most.")
@@ -155,6 +162,8 @@ def command(settings: Settings, /, **options: Any) -> None:
     if len(chosen) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in BUDGETS)
         raise click.UsageError(f"give one budget of {names}; {len(chosen)} came.")
+    if options["weight"] and (len(options["weight"]) != len(options["text"]) or options["sentence"]):
+        raise click.UsageError("give --weight once for every --text (and no --sentence), or not at all.")
     if not _needs_no_text(options):
         check(options)
     output, kept = options["output"], options["save_statistics"]
@@ -171,6 +180,8 @@ def command(settings: Settings, /, **options: Any) -> None:
     model, output = arguments.pop("model"), arguments.pop("output", None)
     arguments.pop("overwrite", None)
     saved = arguments.pop("save_statistics", None)
+    if "weight" in arguments:
+        arguments["weights"] = list(arguments.pop("weight"))
     with running(sink) as shown:
         from headwise import verbs
 

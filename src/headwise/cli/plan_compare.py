@@ -27,7 +27,7 @@ ASKED = (
     "seed",
 )  # fmt: skip
 #: Options that say what one plan is to be.
-ALONE = (*BUDGETS, "criterion", "replacement", "save_statistics")
+ALONE = (*BUDGETS, "criterion", "replacement", "save_statistics", "weight")
 
 
 def compare(settings: Settings, options: dict[str, Any]) -> None:

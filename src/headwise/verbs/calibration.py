@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from headwise.measures.covariance.accumulate import Scatter
 from headwise.models import Model
 from headwise.verbs.statistics import statistics as take_statistics
 
-__all__ = ["Calibration", "calibrate", "weighted"]
+__all__ = ["Calibration", "calibrate", "weighing", "weighted"]
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,11 @@ def calibrate(
     Raises:
         InputError: weights that are no positive numbers, or not one for each text.
     """
-    pieces = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]
+    pieces = _pieces(texts)
     if weights is None:
         found = take_statistics(model, texts, inputs=inputs, relative=True, **reading)
     else:
-        if texts is None:
-            raise InputError("weights say what each of texts counts, and inputs were given; give texts, or no weights")
-        _check_weights(pieces, weights)
-        parts = [take_statistics(model, [piece], relative=True, **reading) for piece in pieces]
-        found = weighted(parts, weights)
+        found = _statistics_of(model, texts, weights, relative=True, **reading)
     given = [texts] if isinstance(texts, str) else [_named(piece) for piece in pieces]  # a text alone is a path
     said = {
         "texts": given if texts is not None else [],
@@ -64,13 +60,56 @@ def calibrate(
     return Calibration(found, said)
 
 
+def _statistics_of(model: Model, texts: Any, weights: Sequence[float], **reading: Any) -> Statistics:
+    """The statistics of several texts, one pass over each, weighed.
+
+    Raises:
+        InputError: as :func:`_check_weights`.
+    """
+    _check_weights(texts, weights)
+    return weighted([take_statistics(model, [piece], **reading) for piece in _pieces(texts)], weights)
+
+
+def weighing(
+    texts: Any, weights: Sequence[float] | None, reading: Mapping[str, Any], *, statistics: Any, max_loss: float | None
+) -> Callable[[Model], Statistics] | None:
+    """What takes the weighed statistics of a model; None where texts count by their lengths.
+
+    Raises:
+        InputError: there is nothing to weigh, or not one weight above 0 for each text.
+    """
+    if weights is None:
+        return None
+    if statistics is not None:
+        raise InputError("weights are of texts, and statistics were given; leave one of the two out")
+    if max_loss is not None:
+        raise InputError(
+            "weights and max_loss do not go together: half of the passages is kept apart there, and weights are of "
+            "whole texts; give another budget, or no weights"
+        )
+    _check_weights(texts, weights)
+    return lambda model: _statistics_of(model, texts, weights, **reading)
+
+
+def _pieces(texts: Any) -> list[Any]:
+    return list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]
+
+
 def _named(piece: Any) -> str:
     if isinstance(piece, Path):
         return str(piece)
     return f"{len(piece):,} characters given in memory" if isinstance(piece, str) else f"a {type(piece).__name__}"
 
 
-def _check_weights(pieces: Sequence[Any], weights: Sequence[float]) -> None:
+def _check_weights(texts: Any, weights: Sequence[float]) -> None:
+    """Refuse weights that are not one number above 0 for each of ``texts``.
+
+    Raises:
+        InputError: they are not.
+    """
+    if texts is None:
+        raise InputError("weights say what each of texts counts, and no texts were given; give texts, or no weights")
+    pieces = _pieces(texts)
     if len(pieces) != len(weights):
         raise InputError(f"{len(weights)} weights for {len(pieces)} texts; give one for each")
     if any(isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < float("inf") for one in weights):

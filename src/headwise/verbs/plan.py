@@ -29,6 +29,7 @@ from headwise.plans import (
     most_within,
     removals,
 )
+from headwise.verbs.calibration import weighing
 from headwise.verbs.choosing import (
     Asked,
     Part,
@@ -56,6 +57,7 @@ def plan(
     texts: Any = None,
     *,
     inputs: Any = None,
+    weights: Sequence[float] | None = None,
     keep: float | None = None,
     params: int | None = None,
     cache_bytes: float | None = None,
@@ -100,6 +102,8 @@ def plan(
         model, texts, inputs, field, target_field, window, max_length, limit, batch_size, progress, notice, loading: as
             for :func:`headwise.scan`. Text is not needed where ``statistics`` are given, or for ``"weight-norm"`` and
             ``"random"``.
+        weights: what part of the statistics each of ``texts`` is, relative to the others; without them a text counts as
+            long as it is. Criteria that run the model take the texts as they are.
         keep: budget: share of the query heads that stay, in (0, 1].
         params: budget: parameters of the whole model at most.
         cache_bytes: budget: bytes of keys and values per token at most; whole groups go.
@@ -152,8 +156,14 @@ def plan(
         criterion, repair, ridge, unit, per_layer, protect, only, uniform, replacement, loss, statistics,
         skip_first, relative, sample, width, step, seed,
     )  # fmt: skip
+    reading: dict[str, Any] = {
+        "field": field, "target_field": target_field, "window": window, "max_length": max_length, "limit": limit,
+        "batch_size": batch_size, "seed": seed, "skip_first": skip_first, "relative": relative,
+    }  # fmt: skip
+    weigh = weighing(texts, weights, reading, statistics=statistics, max_loss=max_loss)
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     work = Work.open(model, source, loading, asked, budget, progress=progress, notice=notice)
+    work.weigh = weigh
     return work.plan(seconds)
 
 
@@ -167,6 +177,7 @@ class Work:
         asked, budget: what is wanted.
         progress: shows the heads chosen.
         apart: keep every so many-th passage apart; 0: as the budget needs.
+        weigh: takes the statistics of texts that do not count by their lengths; None: they do.
     """
 
     model: Model
@@ -175,6 +186,7 @@ class Work:
     budget: Budget
     progress: Bar | None = None
     apart: int = 0
+    weigh: Callable[[Model], Statistics] | None = None
     notes: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -227,7 +239,10 @@ class Work:
             assert self.ready is not None
             part = f"/all but 1 of {self.kept_apart}" if self.kept_apart else ""
             skip, relative = self.asked.skip_first, self.asked.relative
-            taken = gather(self.ready, self.part(), skip, relative=relative, part=part)
+            if self.weigh is not None:
+                taken = self.weigh(self.model)
+            else:
+                taken = gather(self.ready, self.part(), skip, relative=relative, part=part)
             self.notes += _short(taken)
             return taken
         found = given if isinstance(given, Statistics) else Statistics.load(given)
@@ -273,6 +288,7 @@ class Work:
             seed=self.asked.seed,
             width=self.asked.width,
             step=self.asked.step,
+            alike=self.budget.keep is not None or self.budget.max_loss is not None,
         )
 
     def plan(self, seconds: tuple[Mapping[str, float], float] | None = None) -> HeadPlan:

@@ -42,6 +42,12 @@ class Evaluator(Protocol):
     def rises(self, removed: Sequence[Unit], candidates: Sequence[Unit]) -> Sequence[float]:
         """The same without ``removed`` and, one at a time, each of ``candidates``."""
 
+    def lowest(self, removed: Sequence[Unit], candidates: Sequence[Unit], guess: Unit) -> Sequence[float]:
+        """The same, exact for the lowest; the others may be estimates from part of the text, which are above it.
+
+        ``guess`` is one of ``candidates`` that is thought to be low: the better it is, the less is run.
+        """
+
 
 class GateScores(Protocol):
     """Takes gradients of a loss by the gates of the heads."""

@@ -15,12 +15,14 @@ class Greedy:
 
     Args:
         evaluator: runs the model.
+        lowest: only the lowest rise matters, since all units save as much: a candidate is given up where it cannot be
+            the lowest any more, which changes no choice.
     """
 
     name = "greedy"
 
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
+    def __init__(self, evaluator: Evaluator, *, lowest: bool = False) -> None:
+        self._evaluator, self._lowest = evaluator, lowest
         self._rises: dict[tuple[Unit, ...], float] = {(): 0.0}
 
     @property
@@ -30,7 +32,11 @@ class Greedy:
 
     def scores(self, removed: tuple[Unit, ...], candidates: Sequence[Unit]) -> Sequence[float]:
         """What each candidate adds to the rise."""
-        rises = self._evaluator.rises(removed, candidates)
+        known = {gone[-1]: rise for gone, rise in self._rises.items() if gone}
+        if self._lowest and known.keys() >= set(candidates):
+            rises = self._evaluator.lowest(removed, candidates, min(candidates, key=known.__getitem__))
+        else:
+            rises = self._evaluator.rises(removed, candidates)
         base = self._rises.get(removed)
         base = self._evaluator.rise(removed) if base is None else base
         self._rises = {(*removed, unit): rise for unit, rise in zip(candidates, rises, strict=True)}

@@ -52,6 +52,7 @@ class Tools:
         seed: of the random order.
         width: of the lazy criterion's shortlist.
         step: share of the heads after which the iterative criterion measures again.
+        alike: every head saves as much, so that of exact scores only the lowest matters.
         made: evaluators that were made, with their notes.
     """
 
@@ -67,6 +68,7 @@ class Tools:
     seed: int = 0
     width: int = 4
     step: float = 0.1
+    alike: bool = False
     made: list[Quality] = field(default_factory=list)
     _moments: Mapping[str, Moments] | None = None
 
@@ -122,7 +124,9 @@ class Tools:
 CRITERIA: Final[Mapping[str, Callable[[Tools], Criterion]]] = {
     "set-aware": lambda tools: tools.set_aware(),
     "lazy": lambda tools: Lazy(tools.set_aware(), tools.quality(), tools.width),
-    "greedy": lambda tools: Greedy(tools.quality()),
+    "greedy": lambda tools: Greedy(
+        tools.quality(), lowest=tools.alike and len({len(unit.heads) for unit in tools.pool.units}) == 1
+    ),
     "leave-one-out": lambda tools: LeaveOneOut(tools.quality(), tools.pool.units),
     "fisher": lambda tools: Fisher(tools.gates(), tools.pool.units),
     "michel-iterative": lambda tools: Michel(tools.gates(), tools.pool.units, step=tools.step),

@@ -26,6 +26,8 @@ __all__ = ["Quality"]
 #: Rows of one forward pass up to which several candidates share it.
 _ROWS_AT_ONCE: Final = 2048
 _SAME: Final = 1e-4
+#: Of a cosine in fp32.
+_ROUNDING: Final = 1e-6
 _NATS: Final = ("next_token", "target", "masked_token")
 
 
@@ -107,19 +109,37 @@ class Quality:
 
     def rises(self, removed: Sequence[Unit], candidates: Sequence[Unit]) -> list[float]:
         """The same without ``removed`` and, one at a time, each of ``candidates``."""
+        return self._rises(removed, candidates, math.inf)
+
+    def lowest(self, removed: Sequence[Unit], candidates: Sequence[Unit], guess: Unit) -> list[float]:
+        """The same, exact for the lowest; the others may be means over the first part of the text, which are above it.
+
+        A fidelity is never below 0, so a candidate whose sum over part of the text is above the whole sum of ``guess``
+        cannot be the lowest any more. Other losses are run in full.
+        """
+        if not self.loss.flat or len(self._tasks) < 2:
+            return self._rises(removed, candidates, math.inf)
+        return self._rises(removed, candidates, self.rise((*removed, guess)) * self._count())
+
+    def _rises(self, removed: Sequence[Unit], candidates: Sequence[Unit], limit: float) -> list[float]:
+        """Means over the text, or over its part up to where the sum went beyond ``limit`` and rounding."""
         self._measure_base()
-        totals = dict.fromkeys(candidates, 0.0)
+        totals, counts = dict.fromkeys(candidates, 0.0), dict.fromkeys(candidates, 0.0)
+        limit += _SAME * abs(limit) + _ROUNDING * self._count()
         with self._running():
             for at, task in enumerate(self._tasks):
+                left = [unit for unit in candidates if totals[unit] <= limit]
                 unchanged = self._record(removed, task, at)
-                for block, several in _by_block(candidates).items():
+                for block, several in _by_block(left).items():
                     if not self._checked:
                         self._check(removed, block, task, at, unchanged)
                     for unit, losses in self._candidates(removed, block, several, task, at):
                         totals[unit] += float((losses - self._base[at]).sum())
+                        counts[unit] += float(_counted(self.loss, task).sum())
+                computed = float(self._replay.enabled) + sum(self._computed(unit.block) for unit in left)
+                self.own_passes += computed * tokens_of(task.batch) / max(1, self._tokens)
         self._replay.forget()
-        self.own_passes += float(self._replay.enabled) + sum(self._computed(unit.block) for unit in candidates)
-        return [totals[unit] / self._count() for unit in candidates]
+        return [totals[unit] / counts[unit] for unit in candidates]
 
     def said(self, rise: float) -> float:
         """A rise as a budget counts it: for losses in nats per token the relative rise of the perplexity, for

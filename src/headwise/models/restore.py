@@ -7,6 +7,7 @@ counted: the last one to let go puts the model's own name back.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -35,12 +36,15 @@ class _Held:
 
 
 _HELD: dict[int, _Held] = {}
+_HOLD_NO_CONFIG = frozenset((OrderedDict, dict, set, bool, int, float, str, type(None)))  # nearly all that a module has
 
 
 def configs_of(module: nn.Module) -> list[PretrainedConfig]:
     """Every config object that the model's modules or their configs refer to, without repetition."""
     found: dict[int, PretrainedConfig] = {}
-    waiting = [value for part in module.modules() for value in vars(part).values()]
+    waiting = [
+        value for part in module.modules() for value in vars(part).values() if type(value) not in _HOLD_NO_CONFIG
+    ]
     while waiting:
         value = waiting.pop()
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], PretrainedConfig):

@@ -69,7 +69,9 @@ def _cuts(module: nn.Module) -> Iterator[tuple[str, HeadCut]]:
 def stock_config(module: nn.Module) -> Any | None:
     """A config under which transformers builds the cut model, or None."""
     changed = _recounted(module)
-    return None if changed is None or _compared(module, changed) is not None else changed
+    if changed is None or _compared(module, changed) is not None or not _same_buffers(module, changed):
+        return None
+    return changed
 
 
 def _recounted(module: nn.Module) -> Any | None:
@@ -84,14 +86,30 @@ def _recounted(module: nn.Module) -> Any | None:
     original, heads, kv_heads, d_k = shapes.pop()
     if not heads:
         return None
-    try:
-        changed = copy.deepcopy(config)
-        _set_counts(changed, original, heads, kv_heads, d_k)
-        changed = type(changed).from_dict(changed.to_dict())
-        changed._attn_implementation = config._attn_implementation
-    except _REFUSALS:
-        return None
-    return changed
+    found = None
+    for width in (None,) if hasattr(config, "head_dim") else (None, d_k):
+        try:
+            changed = copy.deepcopy(config)
+            _set_counts(changed, original, heads, kv_heads, d_k)
+            if width is not None:  # Qwen2 and Granite read it where a config has it, and have none by themselves
+                changed.head_dim = width
+            changed = type(changed).from_dict(changed.to_dict())
+            changed._attn_implementation = config._attn_implementation
+        except _REFUSALS:
+            continue
+        if _compared(module, changed) is None and (width is None or _same_buffers(module, changed)):
+            return changed
+        found = found or changed
+    return found
+
+
+def _same_buffers(module: nn.Module, config: Any) -> bool:
+    """Whether what is built from ``config`` has buffers of the same shapes, frequencies of rotations among them."""
+    fresh = _fresh(module, config)
+    if isinstance(fresh, str):
+        return False
+    ours, theirs = ({name: value.shape for name, value in one.named_buffers()} for one in (module, fresh))
+    return ours == theirs
 
 
 def _set_counts(config: Any, original: int, heads: int, kv_heads: int, d_k: int) -> None:

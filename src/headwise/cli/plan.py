@@ -120,6 +120,7 @@ class Share(click.ParamType[float]):
     help="Keep the moments for headwise prune, .safetensors.",
 )
 @click.option("--skip-first", type=click.IntRange(min=0), metavar="ROWS", help="Rows left out of every passage.")
+@click.option("--plain", is_flag=True, help="All rows count alike, not by their energy in the residual stream.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="TOKENS", help="Text of exact criteria.  [default: 2048]")
 @click.option("--width", type=click.IntRange(min=1), metavar="HEADS", help="Shortlist of lazy.  [default: 4]")
 @click.option(
@@ -180,6 +181,8 @@ def command(settings: Settings, /, **options: Any) -> None:
     model, output = arguments.pop("model"), arguments.pop("output", None)
     arguments.pop("overwrite", None)
     saved = arguments.pop("save_statistics", None)
+    if arguments.pop("plain", False):
+        arguments["relative"] = False
     if "weight" in arguments:
         arguments["weights"] = list(arguments.pop("weight"))
     with running(sink) as shown:

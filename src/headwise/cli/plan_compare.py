@@ -51,6 +51,7 @@ def compare(settings: Settings, options: dict[str, Any]) -> None:
     if "held_out" in arguments:
         arguments["held_out"] = list(arguments["held_out"])
     asked = {name: arguments.pop(name) for name in ASKED if name in arguments}
+    asked |= {"relative": False} if arguments.pop("plain", False) else {}
     with running(sink) as shown:
         from headwise.verbs.choosing import Asked
         from headwise.verbs.plan_compare import compare as compared

@@ -31,6 +31,7 @@ OTHER_PRODUCTS: Final = {
 #: What else is counted otherwise than it runs, by class.
 OTHERWISE: Final = {
     "T5Gemma2MergedAttention": "attends to its own and to the encoder's positions at once; only its own are counted",
+    "LukeSelfAttention": "has queries for entities beside those for words; every token is counted through all of them",
     "HiggsAudioV2DecoderLayer": "has an MLP for text and one for audio; every token is counted through both",
 }
 

@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, CLIPConfig, GPT2Config, ViTConfig, ViTM
 from headwise.costs import ledger
 from headwise.models import discover
 from headwise.verbs import cost
+from headwise.verbs.cost import numbers
 from headwise.verbs.cost_model import numbers_of
 
 _spec = importlib.util.spec_from_file_location("zoo", Path(__file__).parents[1] / "models" / "zoo.py")
@@ -162,6 +163,57 @@ def test_a_tower_whose_positions_change_says_what_it_is_counted_over(name: str) 
     assert "the vision part is counted over as many positions as source says: 2,048" in book.notes
 
 
+@pytest.mark.parametrize("name", ["siglip_vision_model", "pixtral"])
+def test_a_pooling_head_and_packed_images_are_counted_as_they_run(name: str) -> None:
+    """SigLIP's head asks once per image; Pixtral lays the images of a batch end to end."""
+    model = built(name)
+    book = ledger(numbers_of(model), batch=BATCH, dtype="float32")
+    assert book.prefill is not None
+    assert counted(model, pixel_values=torch.zeros(BATCH, 3, 32, 32)) == book.prefill.full
+
+
+def test_the_probe_of_a_pooling_head_is_one_query() -> None:
+    """4 heads of width 8 ask once about 16 positions; keys and values are of all of them."""
+    book = ledger(numbers_of(built("siglip_vision_model")), batch=BATCH, dtype="float32")
+    (head,) = [cost_of for cost_of in book.sites if cost_of.site.kind == "cross"]
+    assert head.prefill is not None
+    assert head.prefill.scores == head.prefill.visible_scores == 2 * BATCH * 4 * 16 * 8
+    assert head.prefill.projections == 2 * BATCH * 32 * 32 * (2 * 1 + 2 * 16)
+    assert head.decode is None
+
+
+def test_packed_images_do_not_see_one_another() -> None:
+    read = numbers_of(built("pixtral"))
+    one, two = (ledger(read, batch=batch, dtype="float32").prefill for batch in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert two.attention.scores == 4 * one.attention.scores
+    assert two.attention.visible_scores == 2 * one.attention.visible_scores
+    assert any("the images of a batch are one sequence" in note for note in ledger(read).notes)
+
+
+# Layers and patterns that are used more than once
+
+
+@pytest.mark.parametrize("name", ["diffllama", "hrm_text"])
+def test_repeated_patterns_and_layers_count_as_often_as_they_run(name: str) -> None:
+    """DiffLlama's patterns are computed for both halves of the values; HRM's stacks run in cycles."""
+    model = built(name)
+    real = counted(model, input_ids=torch.arange(BATCH * LENGTH).view(BATCH, LENGTH))
+    for read in (numbers_of(model), numbers(model)):
+        book = ledger(read, batch=BATCH, context=LENGTH, dtype="float32")
+        assert book.prefill is not None
+        assert real == book.prefill.full
+    assert book.parameters.total == sum(weight.numel() for weight in model.parameters())
+
+
+def test_experts_that_all_compute_are_named() -> None:
+    (note,) = [note for note in cost(built("llama4_text"), context=7).notes if "every expert" in note]
+    assert note == (
+        "Llama4TextExperts multiplies every token by every expert; counted are only those that the router picks"
+    )
+
+
 # Towers
 
 
@@ -190,9 +242,10 @@ def test_the_two_towers_of_clip_have_lengths_of_their_own() -> None:
 
 # All types
 
-#: Types where the ledger and torch's counter differ, by the reason. The first four are told in a note.
+#: Types where the ledger and torch's counter differ, by the words of the note that says why. A note is words of any of
+#: the ledger's notes; nothing may differ without one.
 OTHERWISE = {
-    "a state of constant size instead of keys": {
+    "keep a state of constant size": {
         "bailing_hybrid",
         "kimi_linear",
         "lara_mini",
@@ -202,50 +255,50 @@ OTHERWISE = {
         "qwen3_5_text",
         "qwen3_next",
     },
-    "an indexer that chooses keys": {
+    "chooses the keys that are read": {
         "deepseek_v32",
         "glm_moe_dsa",
         "hy_v4",
         "hy_v4_vl_text",
         "mistral_large4_text",
-        "muse_spark_text",
     },
-    "code of its own, in blocks or with padding": {
+    "counted are queries x keys and weights x values over the whole rectangle": {
         "canine",
+        "fastspeech2_conformer",
+        "inkling_text",
         "led",
         "longformer",
         "longt5",
         "mra",
         "pegasus_x",
         "prophetnet",
+        "vits",
     },
-    "convolutions, or relative positions inside them": {"fastspeech2_conformer", "inkling_text", "vits"},
-    "values of both halves of the heads are mixed twice": {"diffllama"},
-    "layers called several times a token": {"hrm_text"},
-    "eager experts all compute, whatever the router says": {"llama4_text"},
-    "parts that ids alone do not reach, or that see one position": {
+    "multiplies every token by every expert": {"llama4_text"},
+    "only its own are counted": {"t5gemma2"},
+    "every token is counted through both": {"higgs_audio_v2"},
+    "every token is counted through all of them": {"luke"},
+    "positions that come from outside this model": {"trocr"},
+    "its scores and mixing are not": {"granite_speech", "granite_speech_plus"},
+    "though an input need not reach it there": {
         "dpr",
         "esm",
         "fsmt",
         "fuyu",
-        "granite_speech",
-        "granite_speech_plus",
-        "higgs_audio_v2",
-        "internvl",
         "layoutlmv3",
-        "luke",
         "markuplm",
-        "qianfan_ocr",
-        "t5gemma2",
-        "trocr",
         "visual_bert",
     },
 }
 
+#: Types that differ for a reason that is not found yet (0.2 % of the operations), so that no note can tell it.
+UNEXPLAINED = {"muse_spark_text"}
+
 
 @pytest.mark.slow
 def test_operations_of_every_type_that_runs_on_ids() -> None:
-    same, other = set(), set()
+    same, other, silent = set(), set(), []
+    reasons = {name: words for words, names in OTHERWISE.items() for name in names}
     for name in sorted(CONFIG_MAPPING):
         try:
             model = built(name)
@@ -262,5 +315,8 @@ def test_operations_of_every_type_that_runs_on_ids() -> None:
         if {cost_of.site.stack for cost_of in book.sites} <= {"encoder", "decoder"}:
             assert book.prefill is not None
             (same if real == book.prefill.full else other).add(name)
-    assert other == {name for names in OTHERWISE.values() for name in names}
+            if real != book.prefill.full and not any(reasons.get(name, "\n") in note for note in book.notes):
+                silent.append(name)
+    assert set(silent) == UNEXPLAINED
+    assert other == set(reasons) | UNEXPLAINED
     assert len(same) > 130

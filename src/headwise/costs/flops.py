@@ -117,7 +117,8 @@ def attention_work(
     """
     pairs = queries * keys if pairs is None else pairs
     seen = visible_pairs(queries, keys, causal=site.causal, window=site.window, chunk=site.chunk)
-    per_pair = batch * site.query_heads
+    per_pair = batch * site.query_heads * site.calls
+    pairs *= batch if site.packed else 1
     return AttentionWork(
         scores=2 * per_pair * pairs * site.d_k,
         mixing=2 * per_pair * pairs * site.d_v,
@@ -131,8 +132,9 @@ def attention_work(
 
 def prefill_work(site: AttentionNumbers, batch: int, context: int, source: int) -> AttentionWork:
     """Operations of ``site`` for a whole prompt of ``context`` tokens (``source`` on the encoder's side)."""
-    queries = source if site.stack != "decoder" else context
-    keys = source if site.kind == "cross" else queries
+    length = source if site.stack != "decoder" else context
+    queries = site.queries or length
+    keys = source if site.kind == "cross" else length
     block = block_parameters(site)
     own = block.q + block.o + site.matrices
     projections = 2 * batch * (queries * own + keys * (block.k + block.v))

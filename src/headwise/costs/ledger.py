@@ -250,6 +250,8 @@ def _lengths(numbers: ModelNumbers, asked: int | None, source: int) -> list[str]
     """Which parts are counted over another length than a reader may think."""
     stacks = {site.stack for site in numbers.attention}
     notes = []
+    if stacks == {"decoder"} and any(site.kind == "cross" for site in numbers.attention):
+        notes.append(f"cross-attention is counted over positions that come from outside this model: {source:,}")
     if numbers.vision is not None:
         why = f"; source {asked:,} does not change that" if asked not in (None, numbers.vision) else ""
         notes.append(f"the vision part is counted over its own {numbers.vision:,} positions, one image{why}")
@@ -344,9 +346,10 @@ def _scores(
 ) -> Scores:
     sizes = []
     for cost in sites:
-        queries = context if cost.site.stack == "decoder" else _length(numbers, cost.site.stack, source)
-        keys = source if cost.site.kind == "cross" else queries
-        sizes.append(batch * cost.site.query_heads * queries * keys * bytes_of(dtype))
+        length = context if cost.site.stack == "decoder" else _length(numbers, cost.site.stack, source)
+        keys = source if cost.site.kind == "cross" and cost.site.queries is None else length
+        rectangles = batch * batch if cost.site.packed else batch
+        sizes.append(rectangles * cost.site.query_heads * (cost.site.queries or length) * keys * bytes_of(dtype))
     return Scores(dtype=dtype, largest=max(sizes), all=sum(sizes))
 
 
@@ -363,6 +366,11 @@ def _notes(numbers: ModelNumbers, sites: tuple[SiteCost, ...]) -> list[str]:
     shared, blocks = len(numbers.attention), len(numbers.blocks)
     if blocks < shared:
         notes.append(f"{shared} attention layers share {blocks} block{'s' * (blocks > 1)} of weights, counted once")
+    if any(site.site.packed for site in sites):
+        notes.append(
+            "the images of a batch are one sequence: the whole rectangle grows with the square of the batch, the "
+            "visible pairs do not"
+        )
     if numbers.rest.not_counted:
         notes.append("operations not counted: " + ", ".join(numbers.rest.not_counted))
     if not all(token_elements(site.site) for site in sites if site.site.cached and not site.site.shares_cache):

@@ -73,6 +73,10 @@ class AttentionNumbers:
             all heads at once (H d_k + G d_k weights).
         latent: keys and values come from a latent, or None.
         relative: products with a table of relative positions, or None.
+        queries: how many positions ask, where they are not those of the stack (the learned probe of a pooling head), or
+            None.
+        packed: the sequences of a batch are laid end to end, so that the whole rectangle spans all of them (Pixtral).
+        calls: how often scores and mixing are computed over the same projections (differential attention: 2).
         cached: whether its keys and values are kept while decoding.
         shares_cache: it reads the cache of an earlier layer and keeps none of its own.
         stack, kind, layer, name: how people call it.
@@ -95,6 +99,9 @@ class AttentionNumbers:
     qk_norm: str | None = None
     latent: Latent | None = None
     relative: Relative | None = None
+    queries: int | None = None
+    packed: bool = False
+    calls: int = 1
     cached: bool = True
     shares_cache: bool = False
     stack: str = "decoder"
@@ -106,11 +113,11 @@ class AttentionNumbers:
     others: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "d_k", "d_v"):
+        for name in ("d_model", "d_k", "d_v", "calls"):
             _at_least(name, getattr(self, name), 1)
         _at_least("query_heads", self.query_heads, 0)
         _at_least("kv_heads", self.kv_heads, 0)
-        for name in ("d_context", "d_out", "window", "chunk"):
+        for name in ("d_context", "d_out", "window", "chunk", "queries"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.qk_norm not in (None, "head", "layer"):

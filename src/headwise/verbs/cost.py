@@ -18,7 +18,7 @@ from headwise.models import Model, as_model
 from headwise.verbs.bandwidth import measure_bandwidth
 from headwise.verbs.cost_config import skeleton, skeleton_of_config
 from headwise.verbs.cost_model import keeps_cache, numbers_of
-from headwise.verbs.cost_positions import in_code_of_its_own
+from headwise.verbs.cost_notes import in_code_of_its_own
 from headwise.verbs.input_scale import input_rms
 
 __all__ = ["cost", "numbers", "sweep"]
@@ -164,9 +164,13 @@ def _with_layout(read: ModelNumbers, layout: HeadLayout, root: nn.Module) -> Mod
     """Take from the layout what weights do not show: order, repeated calls, masks; refuse where the two disagree."""
     blocks = {site.block: site for site in read.attention}
     sites = []
+    calls: dict[str, int] = {}
     for site in layout.sites:
         block = layout.blocks[site.block]
         known = blocks.get(site.block)
+        calls[site.block] = calls.get(site.block, 0) + 1
+        if known is not None and calls[site.block] % known.calls != 1 % known.calls:
+            continue  # another call over the same projections
         if known is None:
             raise UnsupportedError(
                 f"{site.block}: the forward pass has attention here, but the ledger does not understand its projections"

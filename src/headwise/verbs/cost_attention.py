@@ -46,6 +46,7 @@ OUTPUT: Final = (
     "Wo",
     "proj",
     "projection",
+    "projection_layer",
     "linear_out",
     "output_proj",
     "out",

@@ -12,13 +12,17 @@ from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.families import field_of, is_cross, stack_of
 from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful, nearest_config
-from headwise.verbs.cost_positions import choosing_keys, masked_above, vision_positions
+from headwise.verbs.cost_notes import differences, outside_layers
+from headwise.verbs.cost_positions import masked_above, packs_images, probe_above, vision_positions
+from headwise.verbs.cost_repeats import calls_of, in_order_of_calls
 from headwise.verbs.cost_shape import read_shape
 
 __all__ = ["numbers_of"]
 
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE: Final = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "top_k", "moe_top_k")
+#: Weights of attention that takes the difference of two patterns, each over both halves of the values (Ye et al. 2024).
+DIFFERENTIAL: Final = {"lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"}
 #: Parts that see one position of every sequence.
 ONCE: Final = ("pooler",)
 #: Heads of a task, which see one position or all of them.
@@ -43,7 +47,7 @@ def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
         )
     sites, said = _windows(_repeated([_site(root, one) for one in found], config), config)
     rest, notes = _rest(root, found, sites)
-    notes += said + _stateful(root) + choosing_keys(root)
+    notes += said + _stateful(root) + differences(root, found)
     weights = next((weight.dtype for weight in root.parameters() if weight.is_floating_point()), None)
     return ModelNumbers(
         name=name or getattr(config, "name_or_path", "") or kind,
@@ -72,6 +76,20 @@ def _dtype(dtype: Any) -> str | None:
 
 def _site(root: nn.Module, found: Found) -> AttentionNumbers:
     numbers = read_shape(found)
+    probe = probe_above(root, found.path)
+    if probe is not None:
+        # The stack is that of the positions it pools.
+        stack = stack_of(root, found.path, causal=False)
+        return replace(
+            numbers,
+            name=found.path,
+            block=found.path,
+            kind="cross",
+            stack=stack,
+            causal=False,
+            cached=False,
+            queries=max(1, probe.numel() // numbers.d_model),
+        )
     kind = "cross" if is_cross(found.path, {}) or bool(getattr(found.module, "is_cross_attention", False)) else "self"
     causal = kind == "self" and (_causal(found) or masked_above(root, found.path))
     stack = stack_of(root, found.path, causal or kind == "cross")
@@ -83,6 +101,8 @@ def _site(root: nn.Module, found: Found) -> AttentionNumbers:
         stack=stack,
         causal=causal,
         window=None if causal else _two_sided_window(found),
+        packed=stack == "vision" and packs_images(root, found.path),
+        calls=2 if dict(found.module.named_parameters(recurse=False)).keys() >= DIFFERENTIAL else 1,
         cached=stack == "decoder" and (causal or kind == "cross") and keeps_cache(root, found.path),
     )
 
@@ -117,12 +137,8 @@ def _causal(found: Found) -> bool:
 
 
 def _repeated(sites: list[AttentionNumbers], config: Any) -> list[AttentionNumbers]:
-    """Number the layers; a family that calls one module for several layers (ALBERT) says so in its config."""
-    groups, layers = _number(config, "num_hidden_groups"), _number(config, "num_hidden_layers")
-    inner = _number(config, "inner_group_num") or 1
-    if groups and layers and len(sites) == groups * inner:
-        per_group = [sites[at * int(inner) : (at + 1) * int(inner)] for at in range(int(groups))]
-        sites = [site for at in range(int(layers)) for site in per_group[int(at / (layers / groups))]]
+    """Number the layers in the order of their calls."""
+    sites = in_order_of_calls(sites, config)
     counts: dict[tuple[str, str], int] = {}
     numbered = []
     for site in sites:
@@ -189,7 +205,7 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
     once = 0
     matrices: dict[str, int] = {}
     skipped: dict[str, int] = {}
-    repeats = round(len(sites) / len(found)) if len(sites) > len(found) else 1
+    outside: list[str] = []
     seen: set[int] = set() if output is None else {id(output)}
     for path, part in root.named_modules():
         weight = getattr(part, "weight", None)
@@ -197,7 +213,7 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
             continue
         if weight.ndim > 2:
             skipped[type(part).__name__] = skipped.get(type(part).__name__, 0) + 1
-        elif is_matrix(part) and any(word in ONCE for word in path.split(".")):
+        elif is_matrix(part) and (any(word in ONCE for word in path.split(".")) or probe_above(root, path) is not None):
             once += weight.numel()
         elif is_matrix(part) and any(word in TASK for word in path.split(".")):
             skipped[path] = 1
@@ -205,8 +221,9 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
             continue
         elif is_matrix(part) or (weight.ndim == 2 and "router" in type(part).__name__.lower()):
             seen.add(id(weight))
+            outside.append(path)
             stack = _stack(root, path, sites)
-            matrices[stack] = matrices.get(stack, 0) + weight.numel() * (repeats if "layer_groups" in path else 1)
+            matrices[stack] = matrices.get(stack, 0) + weight.numel() * calls_of(path, sites)
     experts = {path: weight.numel() for path, weight in root.named_parameters() if _is_expert(path)}
     biases = sum(count for path, count in experts.items() if "bias" in path.rpartition(".")[2])
     share, notes = _share(root) if experts else (1.0, [])
@@ -222,7 +239,7 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
         active_biases=round(biases * share),
         not_counted=tuple(name if count == 1 else f"{count} x {name}" for name, count in skipped.items()),
     )
-    return rest, notes
+    return rest, notes + outside_layers(outside)
 
 
 def _is_expert(path: str) -> bool:

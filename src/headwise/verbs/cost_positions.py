@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from headwise.costs import AttentionNumbers
 from headwise.models.families import stack_of
 from headwise.models.standin import code_names, methods_of
-from headwise.models.static import attention_on_seam
 from headwise.verbs.cost_attention import nearest_config
 
-__all__ = ["choosing_keys", "in_code_of_its_own", "masked_above", "vision_positions"]
+__all__ = ["masked_above", "packs_images", "probe_above", "vision_positions"]
 
 #: Tokens that a tower of images puts before or behind its patches.
 ADDED: Final = (
@@ -85,38 +84,24 @@ def masked_above(root: nn.Module, path: str) -> bool:
     """Whether the text tower around a module makes the causal mask that the module does not speak of (CLIP)."""
     if getattr(nearest_config(root, path), "base_config_key", "") != "text_config":
         return False
+    return _spoken_of_above(root, path, "create_causal_mask")
+
+
+def packs_images(root: nn.Module, path: str) -> bool:
+    """Whether the tower around a module lays the images of a batch end to end and masks one from another (Pixtral)."""
+    return _spoken_of_above(root, path, "generate_block_attention_mask")
+
+
+def _spoken_of_above(root: nn.Module, path: str, name: str) -> bool:
+    return any(name in code_names(method.__code__) for part in _above(root, path) for method in methods_of(type(part)))
+
+
+def probe_above(root: nn.Module, path: str) -> Tensor | None:
+    """The learned query with which a pooling head around a module asks, once per sequence (SigLIP), or None."""
+    found = (part._parameters.get("probe") for part in _above(root, path))
+    return next((probe for probe in found if probe is not None), None)
+
+
+def _above(root: nn.Module, path: str) -> list[nn.Module]:
     parts = path.split(".")
-    around = [root.get_submodule(".".join(parts[:length])) for length in range(len(parts))]
-    return any(
-        "create_causal_mask" in code_names(method.__code__) for part in around for method in methods_of(type(part))
-    )
-
-
-def in_code_of_its_own(root: nn.Module, sites: Sequence[AttentionNumbers]) -> list[str]:
-    """Say which attention is not what transformers' interface calls, where no forward pass has shown what it does."""
-    seam = attention_on_seam(root)
-    kinds: dict[str, bool] = {}
-    for site in sites:
-        module = root.get_submodule(site.block)
-        if isinstance(module, nn.MultiheadAttention) or any(_within(site.block, path) for path in seam):
-            continue
-        kinds[type(module).__name__] = site.relative is not None
-    return [
-        f"{name} computes its attention in code of its own: its heads are read from the shapes of the weights alone"
-        + ("" if known else ", and products beyond queries x keys and weights x values are not counted")
-        for name, known in kinds.items()
-    ]
-
-
-def choosing_keys(root: nn.Module) -> list[str]:
-    """Name what chooses the keys that a query reads (DeepSeek-V3.2's indexer)."""
-    kinds = dict.fromkeys(type(part).__name__ for part in root.modules() if type(part).__name__.endswith("Indexer"))
-    return [
-        f"{name} chooses the keys that are read: its scores are not counted, and heads are counted over all visible "
-        "keys"
-        for name in kinds
-    ]
-
-
-def _within(path: str, other: str) -> bool:
-    return path == other or path.startswith(other + ".") or other.startswith(path + ".")
+    return [root.get_submodule(".".join(parts[:length])) for length in range(len(parts))]

@@ -1,8 +1,6 @@
 """Quality against heads removed on four more real models: the default, the random control and Michel.
 
     python -m benchmarks.pruning_curves flan_t5 | grammar | rxnmapper | whisper [--json FILE]
-    python -m benchmarks.pruning_curves errors     errors that the pruned grammar tagger repairs
-    python -m benchmarks.pruning_curves words      word errors of the pruned Whisper (needs jiwer)
 
 Everything is measured on passages kept apart from the choice and the repair. Models and texts are looked for as in
 benchmarks.pruning; speech is spoken by espeak-ng.
@@ -15,7 +13,6 @@ import re
 import subprocess
 import tempfile
 import wave
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,51 +67,6 @@ def grammar() -> Comparison:
     model = hw.load(MODELS / "grammar")
     texts = [*handbook(120), *treebank(120)]
     return compare(model, texts, at=AT, batch_size=16, asked=Asked(loss="fidelity_kl"), **HOW)
-
-
-def cut(model: Model, shares: Sequence[float], **data: Any) -> Iterator[tuple[str, Model]]:
-    """The model pruned by each criterion to each share, repaired by least squares."""
-    statistics = hw.statistics(model, relative=True, **data)
-    for criterion in CRITERIA:
-        plan = hw.plan(model, criterion=criterion, keep=1 - max(shares), statistics=statistics, **data)
-        for share in shares:
-            count = round(share / max(shares) * len(plan))
-            yield f"{criterion} {share:.0%}", hw.prune(model, plan.first(count), statistics=statistics)
-
-
-#: A word, and what it is often taken for.
-WRONG = {"their": "there", "than": "then", "its": "it's", "has": "have", "to": "too"}
-
-
-def errors() -> None:
-    """One wrong word a sentence: the share that is put right, and of clean sentences the share that is flagged."""
-    model = hw.load(MODELS / "grammar")
-    seen, items = treebank(200), []
-    for at, sentence in enumerate(handbook(600)):
-        word = next((one for one in WRONG if re.search(rf"\b{one}\b", sentence)), None)
-        if at % 2 or word is None:
-            seen.append(sentence)
-        else:
-            items.append((sentence, re.sub(rf"\b{word}\b", WRONG[word], sentence, count=1), word))
-    items = items[:60]
-    CONSOLE.print(f"{len(items)} sentences; whole: {_errors(model, items)}", highlight=False)
-    for name, small in cut(model, (0.2, 0.4), texts=seen, batch_size=16):
-        CONSOLE.print(f"{name}: {_errors(small, items)}", highlight=False)
-
-
-def _errors(model: Model, items: Sequence[tuple[str, str, str]]) -> str:
-    fixed = sum(f"$REPLACE_{word}" in _tags(model, wrong) for _, wrong, word in items)
-    flagged = sum(bool(_tags(model, clean)) for clean, _, _ in items)
-    return f"{fixed / len(items):.1%} repaired, {flagged / len(items):.1%} of the clean sentences flagged"
-
-
-def _tags(model: Model, sentence: str) -> list[str]:
-    assert model.tokenizer is not None
-    ids = torch.tensor([model.tokenizer(sentence)["input_ids"]])
-    with torch.no_grad():
-        found = model.module(input_ids=ids).logits[0].argmax(-1).tolist()[1:-1]
-    names: Any = model.module.config.id2label  # type: ignore[union-attr]
-    return [names[one] for one in found if names[one] != "$KEEP"]
 
 
 def reactions(root: Path) -> list[list[str]]:
@@ -187,44 +139,13 @@ def whisper() -> Comparison:
     return compare(model, inputs=inputs, at=(0.1, 0.2), asked=Asked(only=["encoder"]), **HOW)
 
 
-def words() -> None:
-    """Word error rate of spoken sentences that were kept apart."""
-    import jiwer
-
-    model = hw.load(MODELS / "whisper")
-    inputs = whisper_inputs(model, 32)
-    seen, unseen = [one for at, one in enumerate(inputs) if at % 4], inputs[::4]
-    said = [_normal(model, one["decoder_input_ids"]) for one in unseen]
-
-    def rate(some: Model) -> float:
-        made = [
-            some.module.generate(  # type: ignore[operator]
-                one["input_features"], decoder_input_ids=one["decoder_input_ids"][:, :2], max_new_tokens=40
-            )
-            for one in unseen
-        ]
-        return float(jiwer.wer(said, [_normal(model, one) for one in made]))
-
-    CONSOLE.print(f"{len(unseen)} sentences; whole: {rate(model):.1%}", highlight=False)
-    for name, small in cut(model, (0.2, 0.4), inputs=seen):
-        CONSOLE.print(f"{name}: {rate(small):.1%}", highlight=False)
-
-
-def _normal(model: Model, ids: torch.Tensor) -> str:
-    assert model.tokenizer is not None
-    return re.sub(r"[^a-z ]", "", model.tokenizer.decode(ids[0], skip_special_tokens=True).lower()).strip()
-
-
 def main() -> None:
     """Run one of them."""
     made = {"flan_t5": flan_t5, "grammar": grammar, "rxnmapper": rxnmapper, "whisper": whisper}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*made, "errors", "words"])
+    parser.add_argument("what", choices=list(made))
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    if asked.what in ("errors", "words"):
-        {"errors": errors, "words": words}[asked.what]()
-        return
     show(made[asked.what](), asked.json)
 
 

@@ -60,6 +60,25 @@ def test_cut_said_and_verified(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert json.loads(out)["recorded"] is True
 
 
+@pytest.mark.parametrize("option", [["--allow-pickle"], ["--dtype", "bfloat16"]], ids=str)
+def test_verified_as_the_original_was_loaded(
+    option: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What --allow-pickle and --dtype were needed for in prune is needed for the original in verify."""
+    original, small = folder, tmp_path / "small"
+    if "--allow-pickle" in option:
+        original = tmp_path / "pickled"
+        original.mkdir()
+        (original / "config.json").write_text((folder / "config.json").read_text())
+        torch.save(hw.load(folder).module.state_dict(), original / "pytorch_model.bin")
+    named = ("--heads", "model.layers.0:0", "--repair", "none", "-o", small)
+    assert run(capsys, "prune", original, *named, *option)[0] == 0
+    assert run(capsys, "verify", original, small)[0] == 1
+    status, out, err = run(capsys, "verify", original, small, *option)
+    assert status == 0, err
+    assert out.startswith("1 head of 1 block are gone")
+
+
 def test_repaired_from_inputs_as_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = tmp_path / "small"
     status, out, err = run(

@@ -16,6 +16,7 @@ from headwise import verbs
 from headwise.artifacts import read_document
 from headwise.cli import plan as cli
 from headwise.cli.main import main
+from headwise.measures.covariance import Statistics
 from headwise.verbs.choosing import CRITERIA
 from tests.measures import tiny
 
@@ -154,3 +155,16 @@ def test_an_interrupt_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     assert "interrupted; nothing was saved" in err
     assert not file.exists()
     assert not list(tmp_path.glob(".plan*"))
+
+
+def test_texts_that_are_weighed_and_rows_that_count_alike(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    moments = tmp_path / "m.safetensors"
+    arguments = ("plan", folder, "--inputs", folder / "inputs.jsonl", "--keep", "0.5", "-o", tmp_path / "p.json")
+    status, _, err = run(capsys, *arguments, "--plain", "--save-statistics", moments)
+    assert status == 0, err
+    assert not Statistics.load(moments).relative
+    status, out, err = run(capsys, *arguments, "--overwrite", "--weight", "2")
+    assert (status, out) == (2, "")
+    assert "--weight" in err

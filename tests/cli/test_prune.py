@@ -106,7 +106,7 @@ def test_a_short_text_is_warned_of(folder: Path, tmp_path: Path, capsys: pytest.
         "-o", tmp_path / "small",
     )  # fmt: skip
     assert status == 0
-    assert "warning: the text is short: 37 rows decide about" in err
+    assert "warning: the text is short: 37 rows for the" in err
 
 
 def test_another_model_is_not_verified(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

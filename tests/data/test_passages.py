@@ -335,3 +335,12 @@ def test_a_path_is_read(write: Write) -> None:
     path = write("a.txt", "one\ntwo")
     assert texts(as_passages(path)) == texts(as_passages(str(path))) == ["one", "two"]
     assert as_passages(as_passages(path)) is not None
+
+
+def test_the_name_of_a_file_in_a_list_is_refused(tmp_path: Path) -> None:
+    """It would be measured as a text of eight letters."""
+    file = tmp_path / "book.txt"
+    file.write_text("A book.")
+    with pytest.raises(InputError, match="the name of a file; in a list a string is the text itself"):
+        list(as_passages([str(file)]))
+    assert [one.text for one in as_passages([str(tmp_path / "none.txt")])] == [str(tmp_path / "none.txt")]

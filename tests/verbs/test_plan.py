@@ -174,7 +174,7 @@ def test_budgets() -> None:
     model = ready("llama")
     before = sum(value.numel() for value in model.module.parameters())
     plan = hw.plan(model, inputs=INPUTS, params=before - 1500)
-    small = prune(model, plan, repair="none")
+    small = hw.prune(model, plan)
     assert sum(value.numel() for value in small.module.parameters()) == plan.facts["after"]["parameters"]
     assert plan.facts["after"]["parameters"] <= before - 1500 < before
     cache = hw.plan(model, inputs=INPUTS, cache_bytes=3 * 2 * 2 * 6 * 4 * 2 // 3)
@@ -310,3 +310,31 @@ def test_a_comparison_on_other_text() -> None:
 def test_comparisons_that_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         compare(ready("llama"), inputs=INPUTS, **options)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
+@pytest.mark.parametrize("repair", ["none", "least_squares"])
+def test_the_parameters_of_a_plan_are_those_of_the_cut_model(name: str, repair: Any) -> None:
+    """The intercepts that a repair adds to output projections without a bias count, too."""
+    model = ready(name)
+    plan = hw.plan(model, inputs=INPUTS, keep=0.5, repair=repair)
+    small = hw.prune(model, plan, repair=repair)
+    assert plan.facts["after"]["parameters"] == sum(value.numel() for value in small.module.parameters())
+
+
+def test_a_share_that_uniform_counts_cannot_give_is_told() -> None:
+    model = ready("llama")
+    plan = hw.plan(model, inputs=INPUTS, keep=0.8, uniform=True)
+    left = plan.heads - len(plan)
+    assert left != round(0.8 * plan.heads)
+    assert any(f"{left} of {plan.heads} heads stay" in note for note in plan.facts["notes"])
+    assert not any("heads stay (" in note for note in hw.plan(model, inputs=INPUTS, keep=0.5).facts["notes"])
+
+
+def test_rows_that_all_count_alike() -> None:
+    plan = hw.plan(ready("llama"), inputs=INPUTS, keep=0.5, relative=False)
+    assert plan.statistics.relative is False
+    assert hw.plan(ready("llama"), inputs=INPUTS, keep=0.5).statistics.relative is True
+    assert str(plan).startswith(f"{len(plan)} of {plan.heads} heads of")
+    assert "tensor(" not in repr(plan)
+    assert len(repr(plan)) < 300

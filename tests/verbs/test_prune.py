@@ -204,3 +204,8 @@ def test_verify_of_the_verb_is_that_of_surgery(tmp_path: Path) -> None:
     found = hw.verify(model, small)
     assert found.removed == {"model.layers.0.self_attn": (1,)}
     assert found.recorded
+
+
+def test_a_short_text_warns_where_no_notice_is_given() -> None:
+    with pytest.warns(UserWarning, match="the text is short: 21 rows for the"):
+        hw.prune(llama(), PLAN, inputs=passages(1, count=1))

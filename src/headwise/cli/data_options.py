@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import click
+
 from headwise.cli import scan
 from headwise.cli.sink import Sink
 
-__all__ = ["READING", "check", "given", "running", "scan_options"]
+__all__ = ["LOADING", "READING", "check", "given", "running", "scan_options", "weight_option"]
 
 #: How data is read and how the model is loaded.
 READING = (
@@ -29,6 +31,20 @@ READING = (
     "allow_pickle",
     "trust_remote_code",
 )
+
+#: How a model is loaded.
+LOADING = ("device", "dtype", "revision", "allow_pickle", "trust_remote_code")
+
+
+def weight_option(function: Any) -> Any:
+    """Give a command ``--weight``, which goes with ``--text``."""
+    return click.option(
+        "--weight",
+        multiple=True,
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="W",
+        help="What each --text counts, in their order. Repeatable.  [default: its length]",
+    )(function)
 
 
 def scan_options(names: Sequence[str]) -> Callable[[Any], Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headwise.cli.data_options import READING, check, given, running, scan_options
+from headwise.cli.data_options import READING, check, given, running, scan_options, weight_option
 from headwise.cli.options import Settings, output_options
 from headwise.cli.sink import Sink
 from headwise.errors import RunError
@@ -70,13 +70,7 @@ class Share(click.ParamType[float]):
 )
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it is there.")
 @scan_options(READING)
-@click.option(
-    "--weight",
-    multiple=True,
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="W",
-    help="What each --text counts, in their order. Repeatable.  [default: its length]",
-)
+@weight_option
 @click.option("--keep", type=Share(), metavar="SHARE", help="Budget: share of the query heads that stay: 0.6 or 60%.")
 @click.option("--params", type=Count(), metavar="N", help="Budget: parameters of the whole model at most: 80M.")
 @click.option("--cache-bytes", type=Count(), metavar="N", help="Budget: bytes of keys and values per token at most.")
@@ -105,7 +99,11 @@ class Share(click.ParamType[float]):
     "--only", multiple=True, metavar="PART", help="Only this part loses heads: a path, encoder, decoder/self."
 )
 @click.option("--uniform", is_flag=True, help="The same number of heads goes from every layer.")
-@click.option("--replacement", type=click.Choice(("nothing", "constant", "running_mean")), help="In their place.")
+@click.option(
+    "--replacement",
+    type=click.Choice(("nothing", "constant", "running_mean")),
+    help="In their place; headwise prune cannot put running_mean there yet.",
+)
 @click.option("--loss", metavar="NAME", help="What exact criteria measure; see headwise importance --help.")
 @click.option(
     "--statistics",

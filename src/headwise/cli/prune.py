@@ -9,16 +9,13 @@ from typing import Any
 
 import click
 
-from headwise.cli.data_options import READING, given, running, scan_options
+from headwise.cli.data_options import LOADING, READING, given, running, scan_options, weight_option
 from headwise.cli.options import Settings, output_options
 from headwise.cli.scan import POSITIVE
 from headwise.cli.scan import check as check_reading
 from headwise.cli.sink import Sink
 
 __all__ = ["command", "heads_of"]
-
-#: Options that say how the model is loaded.
-LOADING = ("device", "dtype", "revision", "allow_pickle", "trust_remote_code")
 
 
 def heads_of(named: tuple[str, ...]) -> dict[str, list[int]]:
@@ -78,13 +75,7 @@ def check(options: dict[str, Any]) -> None:
     type=click.Choice(("least_squares", "bias", "none")),
     help="What the remaining output projections learn.  [default: least_squares]",
 )
-@click.option(
-    "--weight",
-    multiple=True,
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="W",
-    help="What each --text counts, in their order. Repeatable.  [default: its length]",
-)
+@weight_option
 @click.option(
     "--statistics",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -6,14 +6,11 @@ from typing import Any
 
 import click
 
-from headwise.cli.data_options import scan_options
+from headwise.cli.data_options import LOADING, scan_options
 from headwise.cli.options import Settings, output_options
 from headwise.cli.sink import Sink
 
 __all__ = ["command"]
-
-#: How ORIGINAL is loaded, as for ``headwise prune``.
-LOADING = ("device", "dtype", "revision", "allow_pickle", "trust_remote_code")
 
 
 @click.command("verify", short_help="Prove that a pruned model is the original without heads.", no_args_is_help=True)

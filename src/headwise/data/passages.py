@@ -25,6 +25,7 @@ _BY_SUFFIX: Final = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
+_NAMES: Final = (".txt", *_BY_SUFFIX)
 _NOT_TEXT: Final = {
     ".json": "is one JSON document; write one JSON object a line and name it .jsonl",
     ".safetensors": "holds tensors, not text; give it as ready inputs (--inputs, or read_inputs)",
@@ -160,7 +161,7 @@ def as_passages(source: Any, *, window: int | None = None, limit: int | None = N
     of one.
 
     Raises:
-        InputError: not strings, or a ``str`` that is no existing file.
+        InputError: not strings, a ``str`` that is no existing file, or one in a list that is the name of one.
 
     >>> [passage.text for passage in as_passages(["one", "two"])]
     ['one', 'two']
@@ -190,6 +191,11 @@ def as_passages(source: Any, *, window: int | None = None, limit: int | None = N
 def _passage(index: int, text: Any) -> Passage:
     where = f"passage {index} (counted from 0)"
     if isinstance(text, str):
+        if text.endswith(_NAMES) and _is_file(text):
+            raise InputError(
+                f"texts: {where} is {_short(text)}, the name of a file; in a list a string is the text itself, so give "
+                "Path(...) for the file, or the name alone for one file"
+            )
         return Passage(text, None, where)
     if isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
         return Passage(text[0], text[1], where)

@@ -44,6 +44,9 @@ class Ledger:
         >>> ledger = Ledger([BlockShape("a", (0, 0, 1, 1), per_head=10, per_kv=5, cache_per_kv=8.0)], parameters=100)
         >>> ledger.after([Unit("a", (0,))]).parameters, ledger.after([Unit("a", (0, 1))]).parameters
         (90, 75)
+        >>> repaired = Ledger([BlockShape("a", (0, 1), per_head=10, intercept=4)], parameters=100)
+        >>> repaired.after([Unit("a", (0,))]).parameters
+        94
     """
 
     def __init__(self, shapes: Iterable[BlockShape], parameters: int, seconds: float | None = None) -> None:
@@ -57,7 +60,7 @@ class Ledger:
         )
 
     def after(self, removed: Iterable[Unit]) -> Totals:
-        """What is left; a key-value head goes with the last query head that reads it.
+        """What is left; a key-value head goes with the last query head that reads it, and an intercept may come.
 
         A block's seconds shrink as its parameters do.
         """
@@ -67,7 +70,7 @@ class Ledger:
             kv = len(set(shape.kv_map) - {one for head, one in enumerate(shape.kv_map) if head not in gone})
             less = shape.per_head * len(gone) + shape.per_kv * kv
             heads += len(gone)
-            parameters += less
+            parameters += less - shape.intercept
             cache += shape.cache_per_kv * kv
             seconds += (shape.seconds or 0.0) * less / max(1, shape.parameters)
         before = self.before

@@ -57,14 +57,14 @@ class HeadPlan:
         ({'attn': (0, 2)}, 2, {'attn': (2,)})
     """
 
-    cuts: tuple[HeadCut, ...]
+    cuts: tuple[HeadCut, ...] = field(repr=False)
     model: str | None = None
     weight_hash: str | None = None
     criterion: str = "given"
     budget: Mapping[str, Any] = field(default_factory=dict)
     unit: str = "head"
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    blocks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    blocks: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     statistics: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +90,9 @@ class HeadPlan:
 
     def __len__(self) -> int:
         return len(self.cuts)
+
+    def __str__(self) -> str:
+        return f"{len(self)} of {self.heads} heads of {self.model or 'a model'} go, chosen by {self.criterion}"
 
     @property
     def removed(self) -> dict[str, tuple[int, ...]]:

@@ -36,6 +36,7 @@ class BlockShape:
         kv_map: for each query head the key-value head that it reads.
         per_head: parameters that go with a query head: its rows of W_Q and its columns of W_O.
         per_kv: parameters that go with a key-value head.
+        intercept: parameters of an intercept that the repair adds when the block loses a head and has none yet.
         cache_per_kv: bytes that a key-value head keeps per token while decoding, over all sites that read the block.
         seconds: of its attention in one forward pass; None where nobody measured.
     """
@@ -44,6 +45,7 @@ class BlockShape:
     kv_map: tuple[int, ...]
     per_head: int = 0
     per_kv: int = 0
+    intercept: int = 0
     cache_per_kv: float = 0.0
     seconds: float | None = None
 

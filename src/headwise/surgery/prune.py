@@ -20,7 +20,7 @@ from headwise.models.stock import settle
 from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
 from headwise.surgery.cutting import BlockCut, cut_block, planned_cuts
 from headwise.surgery.proof import Truth, bound_of, for_cut, prove, truth_of
-from headwise.surgery.repair import METHODS, RIDGE, constants, moments_of, repair
+from headwise.surgery.repair import RIDGE, check_repair, constants, moments_of, repair
 from headwise.surgery.request import Request, request_of
 
 __all__ = ["prune"]
@@ -68,7 +68,7 @@ def prune(
     """
     handle = as_model(model)
     layout = handle.layout
-    _check_repair(repair, ridge)
+    check_repair(repair, ridge)
     hashed = handle.source.weight_hash
     request = request_of(layout, plan, hashed)
     _check_statistics(request, repair, statistics, hashed)
@@ -98,13 +98,6 @@ def prune(
         plan=request.facts,
     )
     return _handle(handle, small, record)
-
-
-def _check_repair(repair: str, ridge: float) -> None:
-    if repair not in METHODS:
-        raise InputError(f"repair must be one of {', '.join(METHODS)}, and is {repair!r}")
-    if not isinstance(ridge, int | float) or isinstance(ridge, bool) or not 0 <= ridge < float("inf"):
-        raise InputError(f"ridge must be a number, 0 or above, and is {ridge!r}")
 
 
 def _check_statistics(request: Request, repair: str, statistics: Any, hashed: str) -> None:

@@ -19,12 +19,35 @@ from torch import Tensor, nn
 
 from headwise.errors import InputError, MeasureError
 from headwise.layout import Block, HeadLayout, SiteKey
+from headwise.plans import RIDGE
 from headwise.surgery.keeping import Kept, head_rows
 
-__all__ = ["METHODS", "RIDGE", "Moments", "Repaired", "SiteMoments", "constants", "moments_of", "repair", "solve"]
+__all__ = [
+    "METHODS",
+    "RIDGE",
+    "Moments",
+    "Repaired",
+    "SiteMoments",
+    "check_repair",
+    "constants",
+    "moments_of",
+    "repair",
+    "solve",
+]
 
 METHODS: Final = ("none", "bias", "least_squares")
-RIDGE: Final = 1e-3
+
+
+def check_repair(repair: Any, ridge: Any) -> None:
+    """Refuse what is no repair.
+
+    Raises:
+        InputError: an unknown method, or a ridge below 0 or not finite.
+    """
+    if repair not in METHODS:
+        raise InputError(f"repair must be one of {', '.join(METHODS)}, and is {repair!r}")
+    if not isinstance(ridge, int | float) or isinstance(ridge, bool) or not 0 <= ridge < float("inf"):
+        raise InputError(f"ridge must be a number, 0 or above, and is {ridge!r}")
 
 
 class SiteMoments(Protocol):

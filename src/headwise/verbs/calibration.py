@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from headwise.errors import InputError
 from headwise.measures.covariance import SiteStatistics, Statistics
@@ -13,7 +13,10 @@ from headwise.measures.covariance.accumulate import Scatter
 from headwise.models import Model
 from headwise.verbs.statistics import statistics as take_statistics
 
-__all__ = ["Calibration", "calibrate", "weighing", "weighted"]
+__all__ = ["Calibration", "calibrate", "short", "weighing", "weighted"]
+
+#: Rows of text for each column of a layer's head outputs, below which it is said.
+_ENOUGH: Final = 5
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,24 @@ def weighing(
         )
     _check_weights(texts, weights)
     return lambda model: _statistics_of(model, texts, weights, **reading)
+
+
+def short(sizes: Iterable[tuple[Any, int, int]]) -> str | None:
+    """What to say of the layer with the fewest rows of text for its columns; None where all have enough.
+
+    Args:
+        sizes: of each layer its name, rows and columns.
+
+    >>> short([("attn", 40, 8)]) is None
+    True
+    """
+    name, rows, columns = min(sizes, key=lambda one: one[1] / max(1, one[2]), default=("", 0, 0))
+    if rows >= _ENOUGH * columns:
+        return None
+    return (
+        f"the text is short: {rows:,} rows for the {columns:,} columns of {name}; give at least {_ENOUGH * columns:,} "
+        "rows, or the choice and the repair learn the text by heart"
+    )
 
 
 def _pieces(texts: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from headwise.measures.covariance import Statistics
 from headwise.measures.importance import Loss, loss_for
 from headwise.models import Model
 from headwise.plans import (
+    RIDGE,
     Budget,
     Criterion,
     HeadCut,
@@ -29,7 +30,7 @@ from headwise.plans import (
     most_within,
     removals,
 )
-from headwise.verbs.calibration import weighing
+from headwise.verbs.calibration import short, weighing
 from headwise.verbs.choosing import (
     Asked,
     Part,
@@ -48,9 +49,6 @@ from headwise.verbs.statistics import gather
 
 __all__ = ["Work", "plan"]
 
-#: Rows of text for each column of a layer's head outputs, below which it is said.
-_ENOUGH: Final = 5
-
 
 def plan(
     model: str | Path | nn.Module | Model,
@@ -65,7 +63,7 @@ def plan(
     max_loss: float | None = None,
     criterion: str = "set-aware",
     repair: Literal["none", "bias", "least_squares"] = "least_squares",
-    ridge: float = 1e-3,
+    ridge: float = RIDGE,
     unit: Literal["head", "group"] | None = None,
     per_layer: int = 1,
     protect: Any = None,
@@ -123,7 +121,8 @@ def plan(
             ``"encoder.layer.0"``.
         only: parts of the model that lose heads: paths, ``"encoder"``, ``"cross"``, ``"decoder/self"``.
         uniform: the same number of heads goes from every layer (and from every group), as stock checkpoints want it.
-        replacement: what takes the place of removed heads: ``"nothing"``, ``"constant"``, ``"running_mean"``.
+        replacement: what takes the place of removed heads: ``"nothing"``, ``"constant"``, ``"running_mean"`` (which
+            :func:`headwise.prune` refuses: no module for it exists yet).
         loss: what criteria that run the model measure; as for :func:`headwise.verbs.importance_run`.
         statistics: of this model, or the path of a saved file: instead of a pass over the text.
         seconds: of each block's attention and of the whole forward pass, by whoever measured.
@@ -243,7 +242,8 @@ class Work:
                 taken = self.weigh(self.model)
             else:
                 taken = gather(self.ready, self.part(), skip, relative=relative, part=part)
-            self.notes += _short(taken)
+            said = short((one.site.key, one.z.rows, one.heads * one.d_v) for one in taken.sites.values())
+            self.notes += [said] if said else []
             return taken
         found = given if isinstance(given, Statistics) else Statistics.load(given)
         ours = self.model.source.weight_hash
@@ -299,7 +299,8 @@ class Work:
         if self.budget.speed is not None and seconds is None:
             seconds = layer_seconds(self.model, sample(self.part(), self.asked.sample))
         layers, whole = seconds or ({}, None)
-        ledger = Ledger(block_shapes(self.model, layers), _parameters(self.model.module), whole)
+        added = self.asked.repair != "none" or self.asked.replacement == "constant"
+        ledger = Ledger(block_shapes(self.model, layers, intercepts=added), _parameters(self.model.module), whole)
         self.budget.check(ledger)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.asked.seed)
@@ -307,7 +308,16 @@ class Work:
             chooser = criterion_of(self.asked.criterion, tools)
             steps, facts = self._choose(chooser, pool, ledger, tools)
         self.notes += [*tools.notes, *(note for made in tools.made for note in made.notes)]
+        self.notes += self._rounded(pool, ledger.before.heads, ledger.after([step.unit for step in steps]).heads)
         return self._plan(chooser, pool, ledger, steps, facts)
+
+    def _rounded(self, pool: Pool, heads: int, left: int) -> list[str]:
+        """Where heads go several at a time, what the share that was asked for became."""
+        keep = self.budget.keep
+        if keep is None or abs(left - keep * heads) < 1:
+            return []
+        why = "every layer loses as many" if pool.uniform else "whole groups go"
+        return [f"{left} of {heads} heads stay ({left / heads:.0%}, where {keep:.0%} was asked for): {why} at a time"]
 
     def _choose(
         self, chooser: Criterion, pool: Pool, ledger: Ledger, tools: Tools
@@ -378,18 +388,6 @@ class Work:
             },
             statistics=vars(self).get("statistics"),
         )
-
-
-def _short(statistics: Statistics) -> list[str]:
-    """What to say where there are few rows for the ranks that a repair decides about."""
-    worst = min(statistics.sites.values(), key=lambda one: one.z.rows / (one.heads * one.d_v))
-    columns = worst.heads * worst.d_v
-    if worst.z.rows >= _ENOUGH * columns:
-        return []
-    return [
-        f"the text is short: {worst.z.rows:,} rows for the {columns:,} columns of {worst.site.key}; give at least "
-        f"{_ENOUGH * columns:,} rows, or the choice and the repair learn the text by heart"
-    ]
 
 
 def _parameters(root: nn.Module) -> int:

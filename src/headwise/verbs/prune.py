@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from torch import nn
 
 from headwise.errors import InputError
 from headwise.measures.covariance import Statistics
 from headwise.models import Model
+from headwise.plans import RIDGE
 from headwise.surgery import Healing, request_of
 from headwise.surgery import prune as cut
-from headwise.verbs.calibration import Calibration, calibrate
+from headwise.verbs.calibration import Calibration, calibrate, short
 from headwise.verbs.forecast import Bar
 from headwise.verbs.healing import healed
 from headwise.verbs.prepared import opened
 
 __all__ = ["prune"]
-
-#: Rows of text for each column that a repair decides about, below which it is warned of.
-_ENOUGH: Final = 5
 
 
 def prune(
@@ -34,7 +33,7 @@ def prune(
     weights: Sequence[float] | None = None,
     repair: str | None = None,
     statistics: str | Path | Statistics | None = None,
-    ridge: float = 1e-3,
+    ridge: float = RIDGE,
     heal: int | Healing = 0,
     example: Mapping[str, Any] | None = None,
     field: str | None = None,
@@ -115,8 +114,7 @@ def prune(
     if found is not None:
         said = {**small.surgery.repair, "calibration": found.said}
         small = replace(small, surgery=replace(small.surgery, repair=said))
-    if notice is not None:
-        _warn(small, notice)
+    _warn(small, notice)
     if how is not None:
         small = healed(small, handle, texts, inputs, how, reading=reading_of, progress=progress, notice=notice)
     return small
@@ -157,15 +155,15 @@ def _statistics(
     return calibrate(model, texts, inputs, weights, reading)
 
 
-def _warn(small: Model, notice: Callable[[str], None]) -> None:
+def _warn(small: Model, notice: Callable[[str], None] | None) -> None:
+    """Say that the text was short: to ``notice``, or as a warning."""
     assert small.surgery is not None
     repair = small.surgery.repair
     layers = repair["layers"] if repair["method"] == "least_squares" else ()
-    short = [one for one in layers if one["rows"] < _ENOUGH * one["columns"]]
-    if short:
-        worst = max(short, key=lambda one: one["columns"] / max(1, one["rows"]))
-        notice(
-            f"warning: the text is short: {worst['rows']:,} rows decide about {worst['columns']:,} columns of "
-            f"{worst['module']}; give at least {_ENOUGH * worst['columns']:,} rows, or the repair learns the text by "
-            "heart"
-        )
+    said = short((one["module"], one["rows"], one["columns"]) for one in layers)
+    if said is None:
+        return
+    if notice is None:
+        warnings.warn(said, stacklevel=3)
+    else:
+        notice(f"warning: {said}")

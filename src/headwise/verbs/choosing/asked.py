@@ -15,6 +15,7 @@ from headwise.plans import REPLACEMENTS, RIDGE, Pool
 from headwise.plans.layer_cost import Repair
 from headwise.plans.units import Kind
 from headwise.surgery import request_of
+from headwise.surgery.repair import check_repair
 from headwise.verbs.choosing.building import known
 from headwise.verbs.choosing.layers import block_shapes, cuttable
 from headwise.verbs.seeding import check_seed
@@ -49,19 +50,13 @@ class Asked:
         known(self.criterion)
         if isinstance(self.only, str):
             object.__setattr__(self, "only", (self.only,))
-        for name, allowed in (("repair", ("none", "bias", "least_squares")), ("replacement", REPLACEMENTS)):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}, and is {getattr(self, name)!r}")
+        check_repair(self.repair, self.ridge)
+        if self.replacement not in REPLACEMENTS:
+            raise InputError(f"replacement must be one of {', '.join(REPLACEMENTS)}, and is {self.replacement!r}")
         if self.unit not in (None, "head", "group"):
             raise InputError(f"unit must be 'head' or 'group', and is {self.unit!r}")
         if isinstance(self.sample, bool) or not isinstance(self.sample, int) or self.sample < 1:
             raise InputError(f"sample must be a whole number of tokens, at least 1, and is {self.sample!r}")
-        if (
-            isinstance(self.ridge, bool)
-            or not isinstance(self.ridge, int | float)
-            or not 0 <= self.ridge < float("inf")
-        ):
-            raise InputError(f"ridge must be a number, 0 or above, and is {self.ridge!r}")
         check_seed(self.seed)
         check_skip(self.skip_first)
 

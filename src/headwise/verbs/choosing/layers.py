@@ -22,21 +22,30 @@ from headwise.surgery.repair import moments_of
 __all__ = ["block_shapes", "cuttable", "layer_costs", "output_weights"]
 
 
-def block_shapes(model: Model, seconds: Mapping[str, float] | None = None) -> list[BlockShape]:
-    """Every block of a model in numbers; ``seconds`` of each where they were measured."""
+def block_shapes(
+    model: Model, seconds: Mapping[str, float] | None = None, *, intercepts: bool = False
+) -> list[BlockShape]:
+    """Every block of a model in numbers; ``seconds`` of each where they were measured.
+
+    ``intercepts``: the repair gives a bias to output projections that have none.
+    """
     layout = model.layout
-    return [_shape(model, layout, block, (seconds or {}).get(path)) for path, block in layout.blocks.items()]
+    return [
+        _shape(model, layout, block, (seconds or {}).get(path), intercepts) for path, block in layout.blocks.items()
+    ]
 
 
-def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None) -> BlockShape:
+def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None, intercepts: bool) -> BlockShape:
     root = model.module
-    per_head = _rows(root, block.q, block.d_k) + (block.d_v * _width(root, block.o) if block.o else 0)
+    width = _width(root, block.o) if block.o else 0
+    per_head = _rows(root, block.q, block.d_k) + block.d_v * width
+    added = width if intercepts and block.o and not _has_bias(root, block.o) else 0
     per_kv = _rows(root, block.k, block.d_k) + _rows(root, block.v, block.d_v)
     cached = sum(site.block == block.module and site.key.stack == "decoder" for site in layout.sites)
     if not hasattr(model.config, "use_cache") or block.k is None or block.v is None:
         cached = 0
     bytes_per_kv = cached * (block.d_k + block.d_v) * model.dtype.itemsize
-    return BlockShape(block.module, block.kv_map, per_head, per_kv, float(bytes_per_kv), seconds)
+    return BlockShape(block.module, block.kv_map, per_head, per_kv, added, float(bytes_per_kv), seconds)
 
 
 def _rows(root: nn.Module, projection: Projection | None, width: int) -> int:
@@ -45,7 +54,11 @@ def _rows(root: nn.Module, projection: Projection | None, width: int) -> int:
         return 0
     owner: Any = root.get_submodule(projection.parameter)
     reads = owner.weight.shape[0 if projection.transposed else 1]
-    return width * (int(reads) + (getattr(owner, "bias", None) is not None))
+    return width * (int(reads) + _has_bias(root, projection))
+
+
+def _has_bias(root: nn.Module, projection: Projection) -> bool:
+    return getattr(root.get_submodule(projection.parameter), "bias", None) is not None
 
 
 def _width(root: nn.Module, projection: Projection) -> int:

@@ -204,7 +204,7 @@ def _read(file: Path) -> bytes:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise RunError(f"{file} does not exist") from None
+        raise RunError(f"{file} does not exist; check the path") from None
     except OSError as error:
         raise RunError(f"{file} cannot be opened: {error.strerror}") from error
     with os.fdopen(handle, "rb") as stream:

@@ -57,7 +57,7 @@ def read_run(folder: str | Path) -> Run:
     if not path.exists():
         old = _set_aside(Path(os.path.realpath(path)))
         hint = f"; a run that was being replaced is at {old}: rename it to {path.name}" if old.is_dir() else ""
-        raise RunError(f"there is no run folder {path}{hint}")
+        raise RunError(f"there is no run folder {path}{hint or '; check the path'}")
     if not path.is_dir():
         raise RunError(f"{path} is a file; give the run folder that holds {RUN_FILE}")
     if not (path / RUN_FILE).exists():

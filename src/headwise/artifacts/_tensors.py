@@ -57,7 +57,7 @@ def read_tensors(path: str | Path, format: str) -> tuple[dict[str, Any], dict[st
 
     file = Path(path)
     if not file.exists():
-        raise RunError(f"{file} does not exist")
+        raise RunError(f"{file} does not exist; check the path")
     if not os.path.isfile(file):
         raise RunError(f"{file} is not a regular file")
     try:

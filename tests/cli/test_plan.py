@@ -91,6 +91,7 @@ def test_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--keep", "0.5", "--criterion", "random", "--save-statistics", "a.st"), 2, "random takes no statistics that"),
         (("--compare", "all", "--keep", "0.5"), 2, "--keep is about one plan"),
         (("--compare", "luck"), 2, "--compare takes all, or names of set-aware"),
+        (("--compare", "random", "--plot", "a.gif"), 1, "a plot is written to .png, .svg, .pdf; choose one of these"),
     ],
 )
 def test_refusals(

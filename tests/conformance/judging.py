@@ -451,8 +451,9 @@ def _words(failure: Exception) -> str:
     return text if len(text) <= 240 else text[:237] + "..."
 
 
-def judge(model_type: str) -> Verdict:
-    """Build, discover, measure, compare and gate one type."""
+@contextmanager
+def patiently() -> Iterator[None]:
+    """Inside, nothing is said, and a TimeoutError ends what takes longer than :data:`PATIENCE`."""
     logging.set_verbosity_error()
 
     def late(*_: Any) -> None:
@@ -463,12 +464,19 @@ def judge(model_type: str) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _judge(model_type)
-    except Exception as failure:  # noqa: BLE001
-        return Verdict(model_type, FAILED, f"{type(failure).__name__}: {_words(failure)}")
+            yield
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def judge(model_type: str) -> Verdict:
+    """Build, discover, measure, compare and gate one type."""
+    try:
+        with patiently():
+            return _judge(model_type)
+    except Exception as failure:  # noqa: BLE001
+        return Verdict(model_type, FAILED, f"{type(failure).__name__}: {_words(failure)}")
 
 
 def types() -> list[str]:

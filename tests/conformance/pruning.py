@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import atexit
 import json
-import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import zoo
+from judging import patiently
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
@@ -318,17 +317,9 @@ def verdict_of(found: Pruned) -> tuple[str, str]:
 
 def judge_pruning(model_type: str) -> Pruned:
     """Build, prune in five ways, compare, save, load elsewhere, generate."""
-    logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"more than {PATIENCE} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with patiently():
             found = _judge(model_type)
         if not found.verdict:
             found.verdict, found.reason = verdict_of(found)
@@ -336,6 +327,3 @@ def judge_pruning(model_type: str) -> Pruned:
     except Exception as failure:  # noqa: BLE001
         _READER.end()
         return Pruned(model_type, "FAILED", f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import InputError, RunError
+from headwise.cli.plots import check_plot, save_plot
 
 if TYPE_CHECKING:
     from headwise.costs import Sweep
 
 __all__ = ["draw"]
 
-ENDINGS = (".png", ".svg", ".pdf")
 #: Panels per sweep: title, label of the axis, columns.
 PANELS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "heads": (
@@ -40,16 +39,10 @@ def draw(table: Sweep, path: Path) -> None:
     """Write the figure of a sweep.
 
     Raises:
-        InputError: matplotlib is not installed, or the file's ending is no figure's.
+        InputError: see :func:`headwise.cli.plots.check_plot`.
         RunError: the file cannot be written.
     """
-    if path.suffix.lower() not in ENDINGS:
-        raise InputError(f"{path}: a plot is written to {', '.join(ENDINGS)}; choose one of these endings")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a plot needs matplotlib, which is not installed; pip install 'headwise[plot]'") from None
-    figure = Figure(figsize=(10, 7), layout="constrained")
+    figure = check_plot(path)(figsize=(10, 7), layout="constrained")
     figure.suptitle(f"{table.model}: {table.over}")
     at = table.column(table.columns[0].name)
     for axes, (title, unit, names) in zip(figure.subplots(2, 2).flat, PANELS[table.over], strict=True):
@@ -57,10 +50,7 @@ def draw(table: Sweep, path: Path) -> None:
         axes.set_title(title)
         axes.set_ylabel(unit)
         axes.set_xlabel(table.over.replace("kv-", "key-value "))
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RunError(f"{path}: the plot cannot be written: {error.strerror or error}") from error
+    save_plot(figure, path)
 
 
 def _scale(axes: Any, values: list[Any]) -> None:

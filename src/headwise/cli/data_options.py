@@ -11,7 +11,7 @@ import click
 from headwise.cli import scan
 from headwise.cli.sink import Sink
 
-__all__ = ["LOADING", "READING", "check", "given", "running", "scan_options", "weight_option"]
+__all__ = ["LOADING", "READING", "check", "check_weight", "given", "running", "scan_options", "weight_option"]
 
 #: How data is read and how the model is loaded.
 READING = (
@@ -45,6 +45,12 @@ def weight_option(function: Any) -> Any:
         metavar="W",
         help="What each --text counts, in their order. Repeatable.  [default: its length]",
     )(function)
+
+
+def check_weight(options: dict[str, Any]) -> None:
+    """Refuse weights that are not one for every text."""
+    if options["weight"] and (len(options["weight"]) != len(options["text"]) or options["sentence"]):
+        raise click.UsageError("give --weight once for every --text (and no --sentence), or not at all.")
 
 
 def scan_options(names: Sequence[str]) -> Callable[[Any], Any]:

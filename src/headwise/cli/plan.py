@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headwise.cli.data_options import READING, check, given, running, scan_options, weight_option
+from headwise.cli.data_options import READING, check, check_weight, given, running, scan_options, weight_option
 from headwise.cli.options import Settings, output_options
 from headwise.cli.sink import Sink
 from headwise.errors import RunError
@@ -161,8 +161,7 @@ def command(settings: Settings, /, **options: Any) -> None:
     if len(chosen) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in BUDGETS)
         raise click.UsageError(f"give one budget of {names}; {len(chosen)} came.")
-    if options["weight"] and (len(options["weight"]) != len(options["text"]) or options["sentence"]):
-        raise click.UsageError("give --weight once for every --text (and no --sentence), or not at all.")
+    check_weight(options)
     if not _needs_no_text(options):
         check(options)
     output, kept = options["output"], options["save_statistics"]

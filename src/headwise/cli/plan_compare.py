@@ -14,6 +14,7 @@ from rich.text import Text
 from headwise.cli.data_options import check, given, running
 from headwise.cli.options import Settings
 from headwise.cli.plan import BUDGETS, CRITERIA, Share, writable
+from headwise.cli.plots import check_plot
 from headwise.cli.sink import Sink
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def compare(settings: Settings, options: dict[str, Any]) -> None:
     output, plot, overwrite = (options.pop(name) for name in ("output", "plot", "overwrite"))
     for path in (output, plot):
         writable(path, overwrite)
+    if plot is not None:
+        check_plot(plot)
     sink, arguments = Sink(settings), given(options)
     model = arguments.pop("model")
     if "at" in arguments:

@@ -5,39 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import InputError, RunError
+from headwise.cli.plots import check_plot, save_plot
 
 if TYPE_CHECKING:
     from headwise.verbs.plan_compare import Comparison
 
 __all__ = ["draw"]
 
-ENDINGS = (".png", ".svg", ".pdf")
-
 
 def draw(found: Comparison, path: Path) -> None:
     """Write the figure of a comparison: one panel for each repair, the random control as a band.
 
     Raises:
-        InputError: matplotlib is not installed, or the file's ending is no figure's.
+        InputError: see :func:`headwise.cli.plots.check_plot`.
         RunError: the file cannot be written.
     """
-    if path.suffix.lower() not in ENDINGS:
-        raise InputError(f"{path}: a plot is written to {', '.join(ENDINGS)}; choose one of these endings")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a plot needs matplotlib, which is not installed; pip install 'headwise[plot]'") from None
     repairs = list(dict.fromkeys(one.repair for one in found.curves))
-    figure = Figure(figsize=(5 * len(repairs), 5), layout="constrained")
+    figure = check_plot(path)(figsize=(5 * len(repairs), 5), layout="constrained")
     figure.suptitle(f"{found.model}: {found.loss}", fontsize="medium")
     panels = figure.subplots(1, len(repairs), squeeze=False, sharey=True)[0]
     for axes, repair in zip(panels, repairs, strict=True):
         _panel(axes, found, repair)
-    try:
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    save_plot(figure, path)
 
 
 def _panel(axes: Any, found: Comparison, repair: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from headwise.cli.data_options import LOADING, READING, given, running, scan_options, weight_option
+from headwise.cli.data_options import LOADING, READING, check_weight, given, running, scan_options, weight_option
 from headwise.cli.options import Settings, output_options
 from headwise.cli.scan import POSITIVE
 from headwise.cli.scan import check as check_reading
@@ -51,8 +51,7 @@ def check(options: dict[str, Any]) -> None:
         raise click.UsageError("--heal learns from text: it needs --text, --sentence or --inputs.")
     if options["heal_rate"] is not None and not options["heal"]:
         raise click.UsageError("--heal-rate is about healing: it needs --heal STEPS.")
-    if options["weight"] and (len(options["weight"]) != len(options["text"]) or options["sentence"]):
-        raise click.UsageError("give --weight once for every --text (and no --sentence), or not at all.")
+    check_weight(options)
     if not reads and options["statistics"] is None and options["repair"] not in ("none", None):
         raise click.UsageError(f"--repair {options['repair']} needs --text, --inputs or --statistics to learn from.")
 

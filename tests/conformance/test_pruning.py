@@ -18,7 +18,7 @@ from pruning_page import cells, section
 SAMPLE = [
     *("bert", "albert", "deberta-v2", "tapas", "big_bird", "wav2vec2-conformer", "swinv2", "vit"),
     *("gpt2", "gpt_neo", "gpt_bigcode", "llama", "qwen3", "gpt_oss", "falcon", "phi3"),
-    *("t5", "bart", "whisper", "colpali"),
+    *("t5", "bart", "whisper", "colpali", "gemma4_text"),
 ]
 #: All heads of a layer cannot go: its code divides by their number.
 NOT_A_LAYER = ("deberta-v2", "falcon")

@@ -87,11 +87,13 @@ def _recounted(module: nn.Module) -> Any | None:
     if not heads:
         return None
     found = None
-    for width in (None,) if hasattr(config, "head_dim") else (None, d_k):
+    for width in (None, d_k):
         try:
             changed = copy.deepcopy(config)
             _set_counts(changed, original, heads, kv_heads, d_k)
             if width is not None:  # Qwen2 and Granite read it where a config has it, and have none by themselves
+                if hasattr(config, "head_dim"):
+                    break
                 changed.head_dim = width
             changed = type(changed).from_dict(changed.to_dict())
             changed._attn_implementation = config._attn_implementation

@@ -45,6 +45,22 @@ def test_a_large_mean_costs_no_digits() -> None:
     assert (naive - expected).abs().max() > 1.0
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_float32_rows_stay_within_the_stated_bound(weighted: bool) -> None:
+    """1,024 units of rounding (2^-24) of the spreads of both columns; more columns than one block of products."""
+    x = rows(2311, 293, mean=3.0).float()
+    weights = torch.rand(len(x), generator=torch.Generator().manual_seed(5), dtype=torch.float64) if weighted else None
+    found = Scatter(293)
+    for start in range(0, len(x), 1999):
+        found.add(x[start : start + 1999], None if weights is None else weights[start : start + 1999])
+    aweights = None if weights is None else weights.numpy()
+    expected = torch.from_numpy(np.cov(x.double().numpy().T, bias=True, aweights=aweights))
+    spread = expected.diagonal().sqrt()
+    error = (found.covariance - expected).abs() / torch.outer(spread, spread)
+    assert float(error.max()) < 1024 * 2**-24
+    assert float(error.max()) > 0  # not float64 by accident
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=5), st.integers(0, 99))
 def test_merging_in_any_order_is_the_whole(sizes: list[int], seed: int) -> None:

@@ -11,6 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXModel, Phi3Config, Phi3Model
 import headwise as hw
 from headwise.measures import HeadWeights
 from headwise.measures.rank import WEIGHT_RANKS, WeightRank, rank_of
+from headwise.measures.weights import find_spectra
 from tests.measures.tiny import bert, gpt2, heads_of, ids, llama, t5, tensor
 
 KINDS = ("numerical", "effective", "stable")
@@ -136,6 +137,40 @@ def hw_wanted() -> Any:
     return Wanted()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("low", ["nothing", "keys", "queries"])
+def test_spectra_are_those_of_the_dense_products(low: str, threads: int) -> None:
+    """Within 1e-7 of the largest value, whether from squares or, where a factor lacks rank, from the roots; alone as
+    together."""
+    module = llama(num_hidden_layers=2)
+    with torch.no_grad():
+        attention = module.model.layers[0].self_attn
+        attention.q_proj.weight[:6] *= torch.logspace(0, -4, 6)[:, None]  # values of four orders of magnitude
+        if low != "nothing":
+            weight = attention.k_proj.weight if low == "keys" else attention.q_proj.weight
+            weight[7:9] = weight[6]
+    blocks = [HeadWeights(module, block) for block in hw.wrap(module).layout.blocks.values()]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        find_spectra(blocks, ["qk", "ov"])
+    finally:
+        torch.set_num_threads(before)
+    for weights in blocks:
+        q, k, v, o = weights.q, weights.k, weights.v, weights.o
+        assert isinstance(q, torch.Tensor)
+        assert isinstance(k, torch.Tensor)
+        assert isinstance(v, torch.Tensor)
+        assert isinstance(o, torch.Tensor)
+        of_group = list(weights.block.kv_map)
+        alone = HeadWeights(module, weights.block)
+        for name, dense in (("qk", q @ k[of_group].transpose(1, 2)), ("ov", v[of_group] @ o)):
+            expected = torch.linalg.svdvals(dense)[:, :6]
+            found = getattr(weights, f"{name}_spectrum")
+            assert float(((found - expected).abs() / expected[:, :1]).max()) < 1e-7
+            assert torch.equal(found, getattr(alone, f"{name}_spectrum"))
+
+
 def test_unknown_projections_are_absent_with_the_reason() -> None:
     module = llama(num_hidden_layers=1)
     block = hw.wrap(module).layout.blocks["model.layers.0.self_attn"]
@@ -202,13 +237,14 @@ def test_the_factor_of_the_output_projection_keeps_norms_where_its_rows_depend_o
     module = gpt2()
     block = hw.wrap(module).layout.blocks["transformer.h.0.attn"]
     weights = HeadWeights(module, block)
-    assert not isinstance(weights.o, str)
-    o = weights.o.clone()
-    if lost == "a row twice":
-        o[0, 1] = o[0, 0]
-    elif lost == "everything":
-        o[1] = 0.0
-    weights.o = o
+    stored = module.transformer.h[0].attn.c_proj.weight  # (heads x d_v, d_model)
+    with torch.no_grad():
+        if lost == "a row twice":
+            stored[1] = stored[0]
+        elif lost == "everything":
+            stored[len(stored) // block.query_heads : 2 * len(stored) // block.query_heads] = 0.0
+    o = weights.o
+    assert not isinstance(o, str)
     assert not isinstance(weights.output_factor, str)
     z = torch.randn(3, o.shape[0], o.shape[1], generator=torch.Generator().manual_seed(3))
     whole = torch.einsum("bhd,hde->bhe", z.double(), o).norm(dim=-1)

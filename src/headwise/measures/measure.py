@@ -12,6 +12,7 @@ with :func:`headwise.measures.check_measure`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -156,6 +157,9 @@ class PooledMeasure(Measure):
             self.name, self.unit, self.low, self.high, self.better, self.description, self.source, pooled=True
         )
 
+    def prepare(self, states: Sequence[Any]) -> None:
+        """Do what is quicker for all sites together, before the numbers are asked for; by default nothing."""
+
     def __call__(self, state: Any) -> HeadValues:
         """The number of every head (H,) from the sums; NaN for a head that has none."""
         raise NotImplementedError(f"{type(self).__name__} has no __call__")
@@ -164,6 +168,9 @@ class PooledMeasure(Measure):
 @dataclass(frozen=True, kw_only=True)
 class WeightMeasure(Measure):
     """One number per head from the weights of its block; data changes nothing."""
+
+    def prepare(self, weights: Sequence[HeadWeights]) -> None:
+        """Do what is quicker for all blocks together, before the numbers are asked for; by default nothing."""
 
     def __call__(self, weights: HeadWeights) -> HeadValues:
         """The number of every query head (H,), or why there is none."""

@@ -128,12 +128,21 @@ class MeasureObserver:
     def finish(self) -> dict[str, dict[Site, str]]:
         """Compute what is a number per head, and say why a measure has no value at a site; it may be called again."""
         absent = {name: dict(reasons) for name, reasons in self.absent.items()}
+        self._prepare()
         for site, moments in self.sites.items():
             for measure in self.measures:
                 reason = absent[measure.name].get(site) or self._lacking(measure, site, moments)
                 if reason is not None:
                     absent[measure.name][site] = reason
         return absent
+
+    def _prepare(self) -> None:
+        for measure in self.measures:
+            if isinstance(measure, WeightMeasure):
+                measure.prepare(list(self._weights.values()))
+            elif isinstance(measure, PooledMeasure):
+                every = (pair for states in self._states.values() for pair in states)
+                measure.prepare([state for sums, state in every if sums == measure.sums])
 
     def _lacking(self, measure: Measure, site: Site, moments: SiteMoments) -> str | None:
         if isinstance(measure, RowMeasure):

@@ -6,6 +6,7 @@ in which they are stored, whose rounding would fill every null direction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 
 from headwise.measures.measure import HeadValues, Look, PooledMeasure, Sums, WeightMeasure
-from headwise.measures.weights import HeadWeights
+from headwise.measures.spectra import singular_values
+from headwise.measures.weights import HeadWeights, Product, find_spectra
 from headwise.trace import TOKEN
 
 __all__ = ["SCORE_RANKS", "WEIGHT_RANKS", "RankKind", "ScoreRank", "ScoreSums", "WeightRank", "rank_of"]
 
 #: Rows that are held in float64 at once.
-_ROWS: Final = 512
+_ROWS: Final = 256
 
 RankKind = Literal["numerical", "effective", "stable"]
 
@@ -73,9 +75,13 @@ class WeightRank(WeightMeasure):
 
     unit: str = "1"
     low: float | None = 0.0
-    product: Literal["qk", "ov"]
+    product: Product
     kind: RankKind
     tolerance: float | None = None
+
+    def prepare(self, weights: Sequence[HeadWeights]) -> None:
+        """The spectra of all blocks together."""
+        find_spectra(weights, [self.product])
 
     def __call__(self, weights: HeadWeights) -> HeadValues:
         """(H,) ranks, at most d_k (for ``"ov"`` d_v)."""
@@ -97,12 +103,16 @@ class Scatter:
     @cached_property
     def spectrum(self) -> Tensor:
         """Singular values of Q K^T over all rows of the data, (H, D_k), descending."""
+        return singular_values([self.square()])[0]
+
+    def square(self) -> Tensor:
+        """(H, D_k, D_k) matrices whose eigenvalues are the squares of the singular values of Q K^T."""
         root_HDR, failed = torch.linalg.cholesky_ex(self.queries)
         if bool(failed.any()):  # queries that do not span the head's width
             values, vectors = torch.linalg.eigh(self.queries)
             root_HDR = vectors * values.clamp(min=0).sqrt()[:, None, :]
-        squares: Tensor = torch.linalg.eigvalsh(root_HDR.transpose(1, 2) @ self.keys @ root_HDR)
-        return squares.clamp(min=0).sqrt().flip(-1)
+        square: Tensor = root_HDR.transpose(1, 2) @ self.keys @ root_HDR
+        return square
 
 
 @dataclass(frozen=True)
@@ -127,11 +137,13 @@ def _second_moments(rows_BHQD: Tensor, counted_BQ: Tensor | None) -> Tensor:
     """Sums of x x^T over the rows that count, (H, D, D) in float64; only a few rows are held in float64 at once."""
     whole = counted_BQ is None or bool(counted_BQ.all())
     total = torch.zeros(rows_BHQD.shape[1], *2 * (rows_BHQD.shape[3],), dtype=torch.float64, device=rows_BHQD.device)
-    for start in range(0, rows_BHQD.shape[2], _ROWS):
-        part = rows_BHQD[:, :, start : start + _ROWS].detach().double()
+    step = max(1, _ROWS // rows_BHQD.shape[0])
+    for start in range(0, rows_BHQD.shape[2], step):
+        part = rows_BHQD[:, :, start : start + step].detach()
         if not whole and counted_BQ is not None:
-            part = torch.where(counted_BQ[:, None, start : start + _ROWS, None].to(part.device), part, 0.0)
-        total += (part.transpose(2, 3) @ part).sum(0)
+            part = torch.where(counted_BQ[:, None, start : start + step, None].to(part.device), part, 0.0)
+        part_HND = part.transpose(0, 1).flatten(1, 2).double()
+        total.baddbmm_(part_HND.transpose(1, 2), part_HND)
     return total
 
 
@@ -150,6 +162,12 @@ class ScoreRank(PooledMeasure):
     sums: ScoreSums = ScoreSums()
     kind: RankKind
     tolerance: float | None = None
+
+    def prepare(self, states: Sequence[Scatter]) -> None:
+        """The spectra of all sites together."""
+        new = [state for state in states if "spectrum" not in vars(state)]
+        for state, values in zip(new, singular_values([state.square() for state in new]), strict=True):
+            vars(state)["spectrum"] = values
 
     def __call__(self, state: Scatter) -> HeadValues:
         """(H,) ranks, at most d_k; NaN where there was no row."""

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from headwise.layout import Block, Projection
+from headwise.measures.spectra import singular_values
 from headwise.models import output_weight
 
-__all__ = ["HeadWeights"]
+__all__ = ["HeadWeights", "Product", "find_spectra"]
+
+#: W_Q W_K^T or W_V W_O.
+Product: TypeAlias = Literal["qk", "ov"]
+
+
+class _Root(NamedTuple):
+    """R of factors a with R^T R = a^T a; ``squared``: found from that square, which costs half of the digits."""
+
+    root: Tensor
+    squared: bool
 
 
 class HeadWeights:
     """The factors of a block's heads, in float64 on the CPU; or, for what is not known, the reason as a string.
+
+    Factors are made anew at each use and not kept: in float64 those of a whole model would take twice its own memory.
 
     Args:
         module: the model in which the block was discovered.
@@ -31,23 +46,24 @@ class HeadWeights:
 
     def __init__(self, module: nn.Module, block: Block) -> None:
         self._module, self.block = module, block
+        self._spectra: dict[Product, Tensor | str] = {}
 
-    @cached_property
+    @property
     def q(self) -> Tensor | str:
         """W_Q of every query head, (H, E, D_k)."""
         return self._part("q")
 
-    @cached_property
+    @property
     def k(self) -> Tensor | str:
         """W_K of every key-value head, (G, E, D_k); ``block.kv_map`` says which one a query head reads."""
         return self._part("k")
 
-    @cached_property
+    @property
     def v(self) -> Tensor | str:
         """W_V of every key-value head, (G, E, D_v)."""
         return self._part("v")
 
-    @cached_property
+    @property
     def o(self) -> Tensor | str:
         """W_O of every query head, (H, D_v, E)."""
         if self.block.o is None:
@@ -57,31 +73,38 @@ class HeadWeights:
     @cached_property
     def output_factor(self) -> Tensor | str:
         """L (H, D_v, R) in float32, R at most D_v, with ``|z L| = |z W_O|`` for every z: one small product per row."""
-        if isinstance(self.o, str):
-            return self.o
-        return self._root(self.o.transpose(1, 2)).transpose(1, 2).float()
+        found = self._output_root
+        return found if isinstance(found, str) else found.root.transpose(1, 2).float()
 
     @cached_property
+    def _output_root(self) -> _Root | str:
+        o = self.o
+        return o if isinstance(o, str) else self._root(o.transpose(1, 2))
+
+    @property
     def qk_spectrum(self) -> Tensor | str:
         """Singular values of W_Q W_K^T of every query head, (H, min(D_k, E)), descending; from the factors alone."""
-        return self._spectrum(self.q, self.k)
+        return self._spectrum("qk")
 
-    @cached_property
+    @property
     def ov_spectrum(self) -> Tensor | str:
         """Singular values of W_V W_O of every query head, (H, min(D_v, E)), descending; from the factors alone."""
-        return self._spectrum(self.o if isinstance(self.o, str) else self.o.transpose(1, 2), self.v)
+        return self._spectrum("ov")
 
-    def _spectrum(self, of_heads: Tensor | str, of_groups: Tensor | str) -> Tensor | str:
-        """Singular values of a b^T, where a is of query heads and b of key-value heads, each (heads, E, D)."""
-        if isinstance(of_heads, str):
-            return of_heads
-        if isinstance(of_groups, str):
-            return of_groups
-        left_HRD, right_HRD = self._root(of_heads), self._root(of_groups)[list(self.block.kv_map)]
-        values: Tensor = torch.linalg.svdvals(left_HRD @ right_HRD.transpose(1, 2))
-        return values
+    def _spectrum(self, product: Product) -> Tensor | str:
+        find_spectra([self], [product])
+        return self._spectra[product]
 
-    def _root(self, factor_HED: Tensor) -> Tensor:
+    def _roots(self, product: Product) -> tuple[_Root, _Root] | str:
+        """Roots of the factors a, of query heads, and b, of key-value heads, where the product is a b^T."""
+        left, right = (self._output_root, self.v) if product == "ov" else (self.q, self.k)
+        if isinstance(left, str):
+            return left
+        if isinstance(right, str):
+            return right
+        return (self._root(left) if isinstance(left, Tensor) else left), self._root(right)
+
+    def _root(self, factor_HED: Tensor) -> _Root:
         """R (heads, D, D) with R^T R = a^T a for each factor a.
 
         By Cholesky, which is quicker than QR and whose error of 1e-8 of the largest singular value is far below what
@@ -91,9 +114,9 @@ class HeadWeights:
             found = torch.linalg.cholesky_ex(factor_HED.transpose(1, 2) @ factor_HED)
             lower: Tensor = found.L
             if not bool(found.info.any()):
-                return lower.transpose(1, 2)
+                return _Root(lower.transpose(1, 2), squared=True)
         upper: Tensor = torch.linalg.qr(factor_HED, mode="r").R
-        return upper
+        return _Root(upper, squared=False)
 
     @property
     def resolution(self) -> float:
@@ -120,6 +143,32 @@ class HeadWeights:
             return f"{projection.parameter} has a weight of {weight.dtype} with {weight.ndim} axes"
         rows = weight.T if projection.transposed else weight
         return _rows_of(rows, self.block, projection.arrangement, part).double().cpu().transpose(1, 2)
+
+
+def find_spectra(of: Iterable[HeadWeights], products: Collection[Product]) -> None:
+    """Compute the spectra of these products of many blocks together, where they are not known yet.
+
+    Singular values of a b^T are those of the small product of the factors' roots. Where both roots come from squares,
+    the values are taken from a square as well, in half the time, and their error is of the order that the roots have.
+    """
+    waiting, squares = [], []
+    for weights in of:
+        for product in products:
+            if product in weights._spectra:
+                continue
+            roots = weights._roots(product)
+            if isinstance(roots, str):
+                weights._spectra[product] = roots
+                continue
+            left, right = roots
+            small_HRS = left.root @ right.root[list(weights.block.kv_map)].transpose(1, 2)
+            if left.squared and right.squared:
+                waiting.append((weights, product))
+                squares.append(small_HRS @ small_HRS.transpose(1, 2))
+            else:
+                weights._spectra[product] = torch.linalg.svdvals(small_HRS)
+    for (weights, product), values in zip(waiting, singular_values(squares), strict=True):
+        weights._spectra[product] = values
 
 
 def _rows_of(rows_OE: Tensor, block: Block, arrangement: str, part: str) -> Tensor:

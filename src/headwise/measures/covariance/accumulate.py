@@ -11,6 +11,8 @@ __all__ = ["Scatter"]
 
 #: Rows whose products are summed in their own precision before the sum goes on in float64.
 _ROWS = 1024
+#: Rows that are multiplied at once: they stay in the cache.
+_AT_ONCE = 256
 #: Columns of a block of products: those below the diagonal are not computed.
 _COLUMNS = 144
 
@@ -74,16 +76,23 @@ class Scatter:
         if not torch.equal(shift.double(), self._shift):
             self._move(shift.double())
         for start in range(0, len(x), _ROWS):
-            shifted = x[start : start + _ROWS] - shift
-            weighed = shifted
-            if weights_N is not None:
-                weighed = shifted * weights_N[start : start + _ROWS, None].to(x.dtype)
-            for first in range(0, self.width, _COLUMNS):
-                last = min(first + _COLUMNS, self.width)
-                self._products[first:last, first:] += weighed[:, first:last].T @ shifted[:, first:]
-            self._sum += weighed.sum(0)
+            some = slice(start, start + _ROWS)
+            self._add_products(x[some], shift, None if weights_N is None else weights_N[some, None].to(x.dtype))
         self.rows += len(x)
         self.weight += float(len(x) if weights_N is None else weights_N.double().sum())
+
+    def _add_products(self, x: Tensor, shift: Tensor, weights_N1: Tensor | None) -> None:
+        """Sum the products of a few rows in their own precision, and add the sum."""
+        products = x.new_zeros(self.width, self.width)
+        for start in range(0, len(x), _AT_ONCE):
+            shifted = weighed = x[start : start + _AT_ONCE] - shift
+            if weights_N1 is not None:
+                weighed = shifted * weights_N1[start : start + _AT_ONCE]
+            for first in range(0, self.width, _COLUMNS):
+                last = min(first + _COLUMNS, self.width)
+                products[first:last, first:].addmm_(weighed[:, first:last].T, shifted[:, first:])
+            self._sum += weighed.sum(0)
+        self._products += products
 
     def _move(self, shift: Tensor) -> None:
         """Refer the sums to another shift."""

@@ -43,9 +43,10 @@ def class_sums(plans: Sequence[ClassPlan], call: AttentionCall, token: Tensor) -
         assert rows is not None
         assert rows.classes is not None
         weights, code = rows.classes, torch.arange(rows.classes.shape[-1], device=rows.classes.device)
+        holds = (code[:, None] >> torch.arange(2 * len(part), device=code.device)) & 1
+        masses = (weights @ holds.to(weights.dtype)).unbind(-1)
         for at, plan in enumerate(part):
-            score, null = (weights[..., (code >> bit) & 1 == 1].sum(-1) for bit in (2 * at, 2 * at + 1))
-            found.append((plan, _sums(plan, call, token, score, null)))
+            found.append((plan, _sums(plan, call, token, masses[2 * at], masses[2 * at + 1])))
     return found
 
 
@@ -66,9 +67,12 @@ def _sums(plan: ClassPlan, call: AttentionCall, token: Tensor, score: Tensor, nu
         null_seen.expand(score.shape), null * null_seen, null_hit & null_seen,
     ]  # fmt: skip
     values = torch.stack([one.sum(-1, dtype=torch.float64) for one in parts], dim=1).cpu().numpy()[:, None]
-    counted = seen.expand(score.shape).any(1).cpu().numpy()
+    counted = seen.any(1).cpu().numpy()
     hidden = int((about & (members == 0)).any(1).sum())
-    return Sums(("",), values, [_offsets(plan, counted, call.site.causal)], np.array([hidden]))
+    key = (counted.tobytes(), call.site.causal)
+    if key not in plan.known:
+        plan.known[key] = _offsets(plan, counted, call.site.causal)
+    return Sums(("",), values, [plan.known[key]], np.array([hidden]))
 
 
 def _seen(problem: Problem, members: Tensor) -> Tensor:

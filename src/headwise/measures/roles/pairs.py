@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -28,19 +29,19 @@ class PairStack:
     Attributes:
         plans: the plans.
         keys: (T, B, Q) positions of the call, -1 for none.
-        of: (T,) for each of them 2 * plan, and 1 more for a shuffled one.
+        spans: where those of each plan lie, and where its shuffled ones.
     """
 
     plans: tuple[PairPlan, ...]
     keys: Tensor
-    of: Tensor
+    spans: tuple[tuple[int, int], ...]
 
     @classmethod
     def build(cls, plans: Sequence[PairPlan]) -> PairStack:
         """Put the keys of ``plans`` together."""
         keys = [part for plan in plans for part in (plan.keys, plan.null)]
-        of = [at for at, part in enumerate(keys) for _ in range(part.shape[0])]
-        return cls(tuple(plans), torch.cat(keys), torch.tensor(of, device=keys[0].device))
+        ends = list(accumulate(part.shape[0] for part in keys))
+        return cls(tuple(plans), torch.cat(keys), tuple(zip([0, *ends[:-1]], ends, strict=True)))
 
     def sums(self, call: AttentionCall, token: Tensor, where: Callable[[int], str]) -> list[Sums]:
         """The sums of every plan over the token rows of a call that was asked for :attr:`keys` as its pairs.
@@ -53,13 +54,12 @@ class PairStack:
         assert rows.pairs is not None
         visible = visible_at(call.problem, self.keys)
         self._check_seen(call, visible, token, where)
-        hit = (rows.argmax == self.keys[:, :, None]) & visible
-        weight, hits = (self._joined(part.to(rows.pairs.dtype)) for part in (rows.pairs, hit))
-        seen = self._joined(visible.to(torch.int16)) > 0
+        weight, seen = self._joined(rows.pairs), self._joined(visible)
+        hit = self._joined((rows.argmax == self.keys[:, :, None]) & visible)
         several = rows.visible[:, : visible.shape[2]] > 1  # where all heads see the same keys, one speaks for all
         about = seen[::2] & token[:, None] & several
         counting = torch.stack([about, seen[1::2] & about], dim=1).flatten(0, 1)
-        values = _summed(weight, (hits > 0).to(weight.dtype), counting).double().cpu().numpy()
+        values = _summed(weight, hit.to(weight.dtype), counting).double().cpu().numpy()
         counted = about.any(2)
         return [
             Sums(("",), values[:, at][:, None], *_baselines(plan, counted[at], token))
@@ -67,9 +67,11 @@ class PairStack:
         ]
 
     def _joined(self, parts: Tensor) -> Tensor:
-        """Sums over the keys of one plan and kind: (2 * plans, ...)."""
-        room = parts.new_zeros(2 * len(self.plans), *parts.shape[1:])
-        return room.index_add_(0, self.of, parts)
+        """Over the keys of one plan and kind the sum, of bools whether any is True: (2 * plans, ...)."""
+        if len(self.spans) == len(parts):
+            return parts
+        over = torch.any if parts.dtype == torch.bool else torch.sum
+        return torch.stack([parts[a] if b - a == 1 else over(parts[a:b], dim=0) for a, b in self.spans])
 
     def _check_seen(self, call: AttentionCall, visible: Tensor, token: Tensor, where: Callable[[int], str]) -> None:
         start = 0
@@ -100,13 +102,13 @@ def refuse_hidden(role: Role, where: str, site: Site, pair: tuple[int, int] | No
 
 def _summed(weight: Tensor, hit: Tensor, counted: Tensor) -> Tensor:
     """Rows, weight and hits of each plan, then of its null, summed over the rows that count: (B, plans, 6, H)."""
-    both = torch.stack([weight, hit], dim=1)
     if counted.shape[2] == 1:  # all heads count the same rows
-        sums = torch.einsum("psbhq,pbq->psbh", both, counted[:, :, 0].to(both.dtype))
+        of = counted[:, :, 0].to(weight.dtype)
+        sums = [torch.einsum("pbhq,pbq->pbh", part, of) for part in (weight, hit)]
     else:
-        sums = (both * counted[:, None]).sum(-1)
-    rows = counted.sum(-1).expand(weight.shape[:3]).to(sums.dtype)
-    every = torch.cat([rows[:, None], sums], dim=1)  # (2 * plans, 3, B, H)
+        sums = [(part * counted).sum(-1) for part in (weight, hit)]
+    rows = counted.sum(-1).expand(weight.shape[:3]).to(weight.dtype)
+    every = torch.stack([rows, *sums], dim=1)  # (2 * plans, 3, B, H)
     return every.reshape(-1, 6, *every.shape[2:]).permute(2, 0, 1, 3)
 
 

@@ -47,13 +47,15 @@ class PairPlan:
 
 @dataclass(frozen=True)
 class ClassPlan:
-    """A class of keys: members and as many other keys (B, K); rows that it is about (B, Q)."""
+    """A class of keys: members and as many other keys (B, K); rows that it is about (B, Q); the fixed
+    offsets, counted once."""
 
     role: Role
     members: Tensor
     others: Tensor
     rows: Tensor
     passages: Sequence[Passage]
+    known: dict[tuple[bytes, bool], Counter[Baseline]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ FIRST_KEY: Final = "first key"
 #: What is summed over rows, in this order.
 STATISTICS: Final = ("rows", "score", "share", "null_rows", "null_score", "null_share")
 _DRAWN: Final = 3
+#: Passages whose sums wait until the replicates are drawn for all of them at once.
+_WAITING: Final = 32
+#: Passages from which there is an interval.
+_FEWEST: Final = 2
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Tally:
     def __init__(self, heads: int, replicates: int) -> None:
         self.labels: dict[str, int] = {}
         self.total = np.zeros((0, len(STATISTICS), heads))
-        self.drawn = np.zeros((replicates, 0, _DRAWN, heads), np.float32)
+        self._drawn = np.zeros((replicates, 0, _DRAWN, heads), np.float32)
+        self._waiting: list[tuple[list[int], Floats, NDArray[np.float32]]] = []
         self.passages = np.zeros(0, np.int64)
         self.hidden = np.zeros(0, np.int64)
         self.fixed: list[Counter[Baseline]] = []
@@ -88,19 +93,31 @@ class Tally:
         some = counted.any(1)
         if some.any():
             part = sums.values[some][:, :, :_DRAWN].astype(np.float32)
-            shape = part.shape[1:]
-            drawn = (draws[:, some].astype(np.float32) @ part.reshape(len(part), -1)).reshape(-1, *shape)
-            if at == list(range(self.drawn.shape[1])):
-                self.drawn += drawn
+            self._waiting.append((at, draws if some.all() else draws[:, some], part))
+            if sum(len(one) for _, _, one in self._waiting) >= _WAITING:
+                self._draw()
+
+    def _draw(self) -> None:
+        """Add the passages that wait to the replicates."""
+        new = len(self.labels) - self._drawn.shape[1]
+        if new:
+            self._drawn = np.pad(self._drawn, [(0, 0), (0, new), (0, 0), (0, 0)])
+        for parts in {tuple(at): None for at, _, _ in self._waiting}:
+            same = [(draws, part) for at, draws, part in self._waiting if tuple(at) == parts]
+            draws = np.concatenate([one for one, _ in same], axis=1).astype(np.float32)
+            values = np.concatenate([one for _, one in same])
+            drawn = (draws @ values.reshape(len(values), -1)).reshape(-1, *values.shape[1:])
+            if parts == tuple(range(self._drawn.shape[1])):
+                self._drawn += drawn
             else:
-                self.drawn[:, at] += drawn
+                self._drawn[:, list(parts)] += drawn
+        self._waiting.clear()
 
     def _places(self, labels: Sequence[str]) -> list[int]:
         new = [label for label in labels if label not in self.labels]
         if new:
             self.labels |= {label: len(self.labels) + at for at, label in enumerate(new)}
             self.total = np.pad(self.total, [(0, len(new)), (0, 0), (0, 0)])
-            self.drawn = np.pad(self.drawn, [(0, 0), (0, len(new)), (0, 0), (0, 0)])
             self.passages, self.hidden = (np.pad(one, (0, len(new))) for one in (self.passages, self.hidden))
             self.fixed += [Counter() for _ in new]
         return [self.labels[label] for label in labels]
@@ -108,7 +125,14 @@ class Tally:
     def part(self, label: str) -> Part:
         """The sums of one part."""
         at = self.labels[label]
-        return Part(self.total[at], self.drawn[:, at], int(self.passages[at]), int(self.hidden[at]), self.fixed[at])
+        return Part(self.total[at], self._of(at), int(self.passages[at]), int(self.hidden[at]), self.fixed[at])
+
+    def _of(self, at: int) -> NDArray[np.float32]:
+        """The replicates of one part, (replicates, 3, heads); none where one passage gives no interval."""
+        if self.passages[at] < _FEWEST:
+            return np.zeros((0, *self._drawn.shape[2:]), np.float32)
+        self._draw()
+        return self._drawn[:, at]
 
 
 @dataclass(frozen=True)
@@ -136,7 +160,7 @@ class Part:
         """The bootstrap's percentile interval of a mean, (heads,) twice; NaN with fewer than two passages."""
         heads = self.total.shape[1]
         out = np.full((2, heads), np.nan)
-        if self.passages < 2:
+        if self.passages < _FEWEST:
             return out[0], out[1]
         rows = self.drawn[:, 0].astype(np.float64)
         means = np.where(rows > 0, self.drawn[:, STATISTICS.index(name)] / np.maximum(rows, 1), np.nan)
@@ -148,12 +172,9 @@ class Part:
     def fixed(self, leave_out: Baseline | None = None) -> tuple[Baseline | None, float]:
         """The fixed rule that hits most rows, and the share of rows that it hits; of equal ones the nearest offset."""
         rows = float(self.total[0].max())
-        known = [
-            (count, -1 if rule == FIRST_KEY else -abs(int(rule)), rule)
-            for rule, count in self.rules.items()
-            if rule != leave_out
-        ]
+        most = max((count for rule, count in self.rules.items() if rule != leave_out), default=0)
+        known = [rule for rule, count in self.rules.items() if count == most and rule != leave_out]
         if not known or rows == 0:
             return None, 0.0
-        count, _, rule = max(known, key=lambda one: one[:2])
-        return rule, min(1.0, count / rows)
+        rule = min(known, key=lambda one: 1 if one == FIRST_KEY else abs(int(one)))
+        return rule, min(1.0, most / rows)

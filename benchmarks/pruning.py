@@ -2,7 +2,7 @@
 
     python -m benchmarks.pruning minilm [--criteria set-aware,lazy,...] [--json FILE]
     python -m benchmarks.pruning greedy        exact greedy on MiniLM, counted in forward passes
-    python -m benchmarks.pruning smollm2 [--unit group] [--domains novels,handbook]
+    python -m benchmarks.pruning smollm2 [--unit group] [--domains novels,handbook] [--uniform] [--repair R,R]
 
 Answers are checked first: the empty set changes nothing bit for bit, and what is evaluated equals what surgery gives.
 Models and texts are looked for in HEADWISE_MODELS and HEADWISE_DATA.
@@ -154,7 +154,7 @@ def run_smollm2(asked: argparse.Namespace) -> None:
     blocks = list(model.layout.blocks)
     began = time.monotonic()
     criterion = SetAware(layer_costs(model, found, blocks)[0])
-    pool = Pool(block_shapes(model), unit=asked.unit, per_layer=asked.per_layer)
+    pool = Pool(block_shapes(model), unit=asked.unit, per_layer=asked.per_layer, uniform=asked.uniform)
     heads, order = pool.heads, []
     shares = [float(share) for share in asked.at.split(",")]
     for step in removals(criterion, pool):
@@ -166,13 +166,15 @@ def run_smollm2(asked: argparse.Namespace) -> None:
     rows = {}
     for name, text in held.items():
         data = list(batches(model, text, batch_size=1))
-        quality = Quality(model, data, LOSSES["next_token"], moments=moments, repair=asked.repair)
-        base = torch.tensor(quality.base).exp().item()
-        for share in shares:
-            gone = order[: max(1, round(share * heads / len(order[0].heads)))]
-            rise = quality.said(quality.rise(gone))
-            rows[f"{name} {share:.0%}"] = rise
-            CONSOLE.print(f"{name} {share:.0%}: {base:.2f} -> {base * (1 + rise):.2f} ({rise:+.2%})", highlight=False)
+        for repair in asked.repair.split(","):
+            quality = Quality(model, data, LOSSES["next_token"], moments=moments, repair=repair)
+            base = torch.tensor(quality.base).exp().item()
+            for share in shares:
+                gone = order[: max(1, round(share * heads / len(order[0].heads)))]
+                rise = quality.said(quality.rise(gone))
+                rows[f"{name} {repair} {share:.0%}"] = rise
+                said = f"{name}, {repair}, {share:.0%} ({sum(len(unit.heads) for unit in gone)} heads)"
+                CONSOLE.print(f"{said}: {base:.2f} -> {base * (1 + rise):.2f} ({rise:+.2%})", highlight=False)
     if asked.json is not None:
         asked.json.write_text(json.dumps(rows), encoding="utf-8")
 
@@ -191,6 +193,7 @@ def main() -> None:
     parser.add_argument("--per-layer", type=int, default=1)
     parser.add_argument("--domains", default="novels")
     parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--uniform", action="store_true", help="as many from every layer, as stock checkpoints want it")
     parser.add_argument("--plain", action="store_true", help="all rows count alike, the first four left out")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

@@ -23,10 +23,10 @@ def weight(width: int = 11) -> fakes.Array:
     return np.random.default_rng(1).normal(size=(HEADS * D_V, width))
 
 
-def regression(z: fakes.Array, W: fakes.Array, gone: tuple[int, ...]) -> float:
-    """Mean squared error of the best read-out of z W from the kept heads, with an intercept."""
+def regression(z: fakes.Array, W: fakes.Array, gone: tuple[int, ...], *, intercept: bool = True) -> float:
+    """Mean squared error of the best read-out of z W from the kept heads, with an intercept or without."""
     kept = [head * D_V + at for head in range(HEADS) if head not in gone for at in range(D_V)]
-    design = np.concatenate([z[:, kept], np.ones((len(z), 1))], 1)
+    design = np.concatenate([z[:, kept], np.ones((len(z), int(intercept)))], 1)
     target = z @ W
     residual = target - design @ np.linalg.lstsq(design, target, rcond=None)[0]
     return float((residual**2).sum(1).mean())
@@ -37,6 +37,15 @@ def test_it_is_the_error_of_the_best_read_out(z: fakes.Array, gone: tuple[int, .
     expected = regression(z, weight(), gone)
     assert fakes.layer(z, HEADS, ridge=0)(gone) == pytest.approx(expected, rel=1e-8)
     assert fakes.layer(z, HEADS, ridge=1e-9)(gone) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("gone", [(0,), (1, 3), (0, 1, 2), (0, 1, 2, 3, 4)])
+def test_without_an_intercept_the_means_are_read_out_as_well(z: fakes.Array, gone: tuple[int, ...]) -> None:
+    expected = regression(z, weight(), gone, intercept=False)
+    assert expected > regression(z, weight(), gone)
+    for ridge, rel in ((0, 1e-8), (1e-9, 1e-5)):
+        cost = fakes.layer(z, HEADS, ridge=ridge, repair="least_squares_no_bias")
+        assert cost(gone) == pytest.approx(expected, rel=rel)
 
 
 def test_the_other_repairs(z: fakes.Array) -> None:
@@ -70,7 +79,11 @@ def test_of_two_copies_each_is_free_and_both_are_dear() -> None:
     [
         ({"heads": 4}, InputError, "do not fit 4 heads"),
         ({"W_O": np.ones((3, 2))}, InputError, r"covariance of shape \(15, 15\) and W_O of shape \(3, 2\)"),
-        ({"repair": "magic"}, InputError, "repair must be none, bias or least_squares, and is 'magic'"),
+        (
+            {"repair": "magic"},
+            InputError,
+            "repair must be one of none, bias, least_squares, least_squares_no_bias",
+        ),
         ({"energy": float("nan")}, MeasureError, "layer 7: the energy holds values that are not finite"),
         ({"energy": 0.0}, MeasureError, "layer 7: the residual stream at its input has the energy 0.0"),
         ({"covariance": np.full((15, 15), np.nan)}, MeasureError, "the covariance holds values that are not finite"),

@@ -42,6 +42,19 @@ def test_least_squares_is_the_regression() -> None:
     assert apart([z[:, [0, 2, 5]] @ new + added], [regression(z, weight, [0, 2, 5])]) < 1e-8
 
 
+def test_least_squares_without_an_intercept_is_the_regression_through_the_origin() -> None:
+    draw = torch.Generator().manual_seed(5)
+    z = torch.randn(997, 7, generator=draw, dtype=torch.float64) + 3
+    weight = torch.randn(7, 5, generator=draw, dtype=torch.float64)
+    kept = [0, 2, 5]
+    new, added = solve(moments(z), weight, kept, "least_squares_no_bias", ridge=1e-12)
+    assert not bool(added.any())
+    direct = z[:, kept] @ torch.linalg.lstsq(z[:, kept], z @ weight).solution
+    assert apart([z[:, kept] @ new], [direct]) < 1e-8
+    pulled, _ = solve(moments(z), weight, kept, "least_squares_no_bias", ridge=1e9)
+    assert apart([pulled], [weight[kept]]) < 1e-6
+
+
 def test_ridge_pulls_towards_the_weights_that_are_there() -> None:
     draw = torch.Generator().manual_seed(5)
     z = torch.randn(997, 7, generator=draw, dtype=torch.float64)
@@ -87,12 +100,17 @@ def known(bert: nn.Module) -> Statistics:
 def test_each_repair_is_better_than_the_one_before(bert: nn.Module, known: Statistics) -> None:
     plan = {BLOCK: [1, 2]}
     pruned = {
-        method: prune(bert, plan, repair=method, statistics=known) for method in ("none", "bias", "least_squares")
+        method: prune(bert, plan, repair=method, statistics=known)
+        for method in ("none", "bias", "least_squares", "least_squares_no_bias")
     }
     seen = {method: apart_on_text(bert, one.module) for method, one in pruned.items()}
     assert seen["least_squares"] < seen["bias"] < seen["none"]
+    assert seen["least_squares"] < seen["least_squares_no_bias"] < seen["none"]
     records = {method: one.surgery.repair for method, one in pruned.items() if one.surgery is not None}
     assert records["none"]["layers"] == []
+    assert records["least_squares_no_bias"]["layers"][0]["left"] == pytest.approx(
+        seen["least_squares_no_bias"], rel=1e-3
+    )
     (layer,) = records["least_squares"]["layers"]
     assert layer["rows"] == 23 * 13
     assert layer["columns"] == 10
@@ -143,7 +161,7 @@ def test_every_head_of_a_layer_leaves_its_mean(bert: nn.Module, known: Statistic
 def test_statistics_that_do_not_fit(bert: nn.Module, known: Statistics) -> None:
     with pytest.raises(InputError, match="needs statistics"):
         prune(bert, {BLOCK: [1]})
-    with pytest.raises(InputError, match="must be one of none, bias, least_squares"):
+    with pytest.raises(InputError, match="must be one of none, bias, least_squares, least_squares_no_bias"):
         prune(bert, {BLOCK: [1]}, repair="magic", statistics=known)
     with pytest.raises(InputError, match="ridge must be a number"):
         prune(bert, {BLOCK: [1]}, ridge=-1.0, statistics=known)

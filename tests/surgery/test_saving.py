@@ -139,23 +139,27 @@ def test_case_34_families_that_refuse_are_named_before_saving(make: Callable[[],
 
 
 @pytest.mark.parametrize(
-    ("repair", "removed", "card"),
+    ("name", "repair", "removed", "card"),
     [
-        ("none", {0: [0], 1: [1]}, "also a plain transformers checkpoint"),
-        ("bias", {0: [0], 1: [1]}, "builds no model.layers.0.self_attn.o_proj.bias, which holds the intercept"),
-        ("none", {0: [0], 1: [1, 2]}, "its layers have different numbers of heads"),
-        ("none", {0: [0]}, "its layers have different numbers of heads"),
+        ("Qwen3", "none", {0: [0], 1: [1]}, "also a plain transformers checkpoint"),
+        ("Qwen3", "bias", {0: [0], 1: [1]}, "The config gives the intercept a place by `attention_bias` = `True`"),
+        ("Mistral", "bias", {0: [0], 1: [1]}, "builds no model.layers.0.self_attn.o_proj.bias, which holds the inter"),
+        ("Mistral", "least_squares_no_bias", {0: [0], 1: [1]}, "repaired by least squares without an intercept, from"),
+        ("Qwen3", "none", {0: [0], 1: [1, 2]}, "its layers have different numbers of heads"),
+        ("Qwen3", "none", {0: [0]}, "its layers have different numbers of heads"),
     ],
 )
-def test_the_card_says_why_transformers_cannot(
-    repair: str, removed: dict[int, list[int]], card: str, tmp_path: Path
+def test_the_card_says_whether_transformers_can(
+    name: str, repair: str, removed: dict[int, list[int]], card: str, tmp_path: Path
 ) -> None:
-    model = small.decoder("Qwen3", **UNIFORM)
+    model = small.decoder(name, **UNIFORM, head_dim=4)
     heads = {f"model.layers.{layer}.self_attn": gone for layer, gone in removed.items()}
     learned = {"inputs": [{"input_ids": IDS}]} if repair != "none" else {}
     folder = hw.prune(model, heads, repair=repair, **learned).save(tmp_path / "small")
-    assert card in (folder / "README.md").read_text()
-    assert (folder / "model.safetensors").exists() == ("also a plain" in card)
+    written = (folder / "README.md").read_text()
+    assert card in written
+    assert (folder / "model.safetensors").exists() == ("also a plain transformers checkpoint" in written)
+    assert ("config cannot say it" in written) != (folder / "model.safetensors").exists()
 
 
 def test_pruned_again_after_loading(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def own(module: nn.Module, model: Any, loss: Loss, data: list[Any]) -> float:
     return total / quality._count() - quality.base
 
 
-@pytest.mark.parametrize("repair", ["none", "bias", "least_squares"])
+@pytest.mark.parametrize("repair", ["none", "bias", "least_squares", "least_squares_no_bias"])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_evaluated_is_what_surgery_gives(name: str, repair: str) -> None:
     model = ready(name)
@@ -228,7 +228,10 @@ def test_protected_heads_parts_and_uniform_counts() -> None:
     [
         ({}, "give one budget of keep, params"),
         ({"keep": 0.5, "criterion": "set-awar"}, "there is no criterion 'set-awar'; did you mean 'set-aware'?"),
-        ({"keep": 0.5, "repair": "magic"}, "repair must be one of none, bias, least_squares, and is 'magic'"),
+        (
+            {"keep": 0.5, "repair": "magic"},
+            "repair must be one of none, bias, least_squares, least_squares_no_bias",
+        ),
         ({"keep": 0.5, "replacement": "magic"}, "replacement must be one of nothing"),
         ({"keep": 0.5, "unit": "pair"}, "unit must be 'head' or 'group', and is 'pair'"),
         ({"keep": 0.5, "sample": 0}, "sample must be a whole number of tokens"),

@@ -87,7 +87,7 @@ class Share(click.ParamType[float]):
 @click.option("--criterion", type=click.Choice(CRITERIA), help="How heads are chosen.  [default: set-aware]")
 @click.option(
     "--repair",
-    type=click.Choice(("none", "bias", "least_squares")),
+    type=click.Choice(("none", "bias", "least_squares", "least_squares_no_bias")),
     help="The repair that criteria reckon with.  [default: least_squares]",
 )
 @click.option("--unit", type=click.Choice(("head", "group")), help="What goes together.  [default: head]")

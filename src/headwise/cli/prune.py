@@ -71,8 +71,14 @@ def check(options: dict[str, Any]) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace a model that headwise saved in DIR.")
 @click.option(
     "--repair",
-    type=click.Choice(("least_squares", "bias", "none")),
+    type=click.Choice(("least_squares", "least_squares_no_bias", "bias", "none")),
     help="What the remaining output projections learn.  [default: least_squares]",
+)
+@click.option(
+    "--stock",
+    is_flag=True,
+    help="Promise a checkpoint that plain transformers loads: refuse what it cannot say, and repair without an "
+    "intercept where it has no place for one.",
 )
 @weight_option
 @click.option(
@@ -107,6 +113,7 @@ def command(settings: Settings, /, **options: Any) -> None:
     \b
     headwise prune ./my-model --plan plan.json --text book.txt -o ./my-model-small
     headwise prune ./my-model --heads encoder.layer.0:1,5 --repair none -o ./my-model-small
+    headwise prune ./my-model --plan uniform.json --stock --text book.txt -o ./my-model-small
 
     An interrupted --heal goes on where it was when the same command is given again (checkpoints are in DIR.healing
     until it is done).

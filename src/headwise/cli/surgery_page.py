@@ -159,7 +159,7 @@ def _timed(measured: Timing | None) -> Sequence[str]:
 
 def _stock(small: Model) -> str:
     """Whether transformers loads the folder by itself."""
-    from headwise.models.stock import expressible
+    from headwise.models import expressible
 
     why = expressible(small.module)
     if why is None:

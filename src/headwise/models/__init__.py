@@ -17,3 +17,4 @@ from headwise.models.sessions import layout_of as layout_of
 from headwise.models.sessions import observe as observe
 from headwise.models.source import Source as Source
 from headwise.models.source import weight_hash as weight_hash
+from headwise.models.stock import expressible as expressible

@@ -93,5 +93,14 @@ def _repair(record: SurgeryRecord) -> list[str]:
         return ["The remaining weights are the original's; nothing was repaired."]
     layers = record.repair.get("layers", [])
     rows = max((one["rows"] for one in layers), default=0)
-    words = {"least_squares": "by least squares with an intercept", "bias": "by a bias"}
-    return [f"The output projections were then repaired {words.get(str(method), method)}, from {rows:,} rows of text."]
+    words = {
+        "least_squares": "by least squares with an intercept",
+        "least_squares_no_bias": "by least squares without an intercept",
+        "bias": "by a bias",
+    }
+    said = f"The output projections were then repaired {words.get(str(method), method)}, from {rows:,} rows of text."
+    turned = record.repair.get("config")
+    if not turned:
+        return [said]
+    named = ", ".join(f"`{name}` = `{value}`" for name, value in turned.items())
+    return [f"{said} The config gives the intercept a place by {named}; other biases that come with that are zero."]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from headwise.models.cut_modules import HeadCut, cut_of
+from headwise.models.cut_modules import HeadCut, cut_of, install
+from headwise.models.switches import REFUSALS, Switch, built, shapes_of, switch_for
 
-__all__ = ["COUNTS", "expressible", "replaced_while_running", "settle", "stock_config"]
+__all__ = ["COUNTS", "expressible", "recounted", "replaced_while_running", "settle", "stock_config", "switch_of"]
 
 _HEADS: Final = (
     "num_attention_heads",
@@ -26,18 +26,6 @@ _HEADS: Final = (
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 #: Names under which configs count heads.
 COUNTS: Final = (*_HEADS, *_KV_HEADS)
-_REFUSALS: Final = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RuntimeError,
-    ZeroDivisionError,
-    AssertionError,
-    NotImplementedError,
-    IndexError,
-    StrictDataclassError,
-)
 
 
 def expressible(module: nn.Module) -> str | None:
@@ -76,17 +64,42 @@ def stock_config(module: nn.Module) -> Any | None:
 
 def _recounted(module: nn.Module) -> Any | None:
     """The config with the counts of the cut blocks, or None where they differ or it does not take them."""
+    found = None
+    for changed, widened in _candidates(module):
+        if _compared(module, changed) is None and (not widened or _same_buffers(module, changed)):
+            return changed
+        found = found or changed
+    return found
+
+
+def _candidates(module: nn.Module) -> Iterator[tuple[Any, bool]]:
     cuts = list(_cuts(module))
     config = getattr(module, "config", None)
     if not cuts or config is None:
-        return None
+        return
     shapes = {(cut.original, len(cut.heads), cut.kv_heads, cut.d_k) for _, cut in cuts}
-    if len(shapes) != 1 or any(cut.adapts or cut.config for _, cut in cuts):
-        return None
+    if len(shapes) != 1 or any(cut.adapts for _, cut in cuts):
+        return
     original, heads, kv_heads, d_k = shapes.pop()
-    if not heads:
-        return None
-    found = None
+    if heads:
+        for changed, widened in recounted(config, original, heads, kv_heads, d_k):
+            if all(_agree(cut, changed) for _, cut in cuts):
+                yield changed, widened
+
+
+def _agree(cut: HeadCut, config: Any) -> bool:
+    """Whether a config says what a cut module is told in its place."""
+    return all(getattr(config, name, None) == value for name, value in cut.config.items())
+
+
+def recounted(config: Any, original: int, heads: int, kv_heads: int, d_k: int) -> Iterator[tuple[Any, bool]]:
+    """Configs with other counts, as far as the class of ``config`` takes them, and whether a width was added to it.
+
+    Args:
+        config: of the model.
+        original: how many heads it has, or had before it was first cut.
+        heads, kv_heads, d_k: what it is to say.
+    """
     for width in (None, d_k):
         try:
             changed = copy.deepcopy(config)
@@ -97,17 +110,27 @@ def _recounted(module: nn.Module) -> Any | None:
                 changed.head_dim = width
             changed = type(changed).from_dict(changed.to_dict())
             changed._attn_implementation = config._attn_implementation
-        except _REFUSALS:
+        except REFUSALS:
             continue
-        if _compared(module, changed) is None and (width is None or _same_buffers(module, changed)):
-            return changed
-        found = found or changed
-    return found
+        yield changed, width is not None
+
+
+def switch_of(module: nn.Module) -> Switch | None:
+    """For a cut model whose biases have no place in a stock checkpoint: the change of its config that gives them one.
+
+    None where there is none, and where none is needed.
+    """
+    candidates = list(_candidates(module))
+    if any(_compared(module, changed) is None for changed, _ in candidates):
+        return None
+    shapes = shapes_of(module)
+    found = (switch_for(module, shapes, changed) for changed, _ in candidates)
+    return next((one for one in found if one is not None and _same_buffers(module, one.config)), None)
 
 
 def _same_buffers(module: nn.Module, config: Any) -> bool:
     """Whether what is built from ``config`` has buffers of the same shapes, frequencies of rotations among them."""
-    fresh = _fresh(module, config)
+    fresh = built(module, config)
     if isinstance(fresh, str):
         return False
     ours, theirs = ({name: value.shape for name, value in one.named_buffers()} for one in (module, fresh))
@@ -116,8 +139,12 @@ def _same_buffers(module: nn.Module, config: Any) -> bool:
 
 def _set_counts(config: Any, original: int, heads: int, kv_heads: int, d_k: int) -> None:
     grouped = [name for name in _KV_HEADS if isinstance(getattr(config, name, None), int)]
-    for name in _HEADS:
-        if name not in grouped and getattr(config, name, None) == original:
+    said = {name: getattr(config, name, None) for name in _HEADS if name not in grouped}
+    counts = {value for value in said.values() if value is not None}
+    if original not in counts and len(counts) == 1:  # it was cut before, and says what was left
+        original = counts.pop()
+    for name, value in said.items():
+        if value == original:
             setattr(config, name, heads)
     for name in grouped:
         setattr(config, name, kv_heads)
@@ -134,6 +161,9 @@ def settle(module: nn.Module) -> None:
     for name in (*_HEADS, *_KV_HEADS, "head_dim"):
         if name in vars(config):
             mine[name] = vars(config)[name]
+    for path, cut in _cuts(module):
+        if cut.config:  # the model's own config says it now
+            install(module.get_submodule(path), replace(cut, config={}))
 
 
 def replaced_while_running(module: nn.Module, paths: Collection[str]) -> str | None:
@@ -143,39 +173,27 @@ def replaced_while_running(module: nn.Module, paths: Collection[str]) -> str | N
     """
     if not paths:
         return None
-    fresh = _fresh(module, getattr(module, "config", None))
+    fresh = built(module, getattr(module, "config", None))
     if isinstance(fresh, str):
         return None
     names = dict(fresh.named_modules(remove_duplicate=False))
     return next((path for path in paths if type(names.get(path)) is not type(module.get_submodule(path))), None)
 
 
-def _fresh(module: nn.Module, config: Any) -> nn.Module | str:
-    """What the model's class builds from ``config``, without values; or why it builds nothing."""
-    kind: Any = type(module)
-    try:
-        with torch.device("meta"):
-            fresh: nn.Module = kind(copy.deepcopy(config))
-    except _REFUSALS as refusal:
-        return f"{type(config).__name__} does not take these counts ({type(refusal).__name__}: {refusal})"
-    return fresh
-
-
 def _compared(module: nn.Module, config: Any) -> str | None:
     """Build the class on the meta device and compare shapes and counts; None where they agree."""
     if config is None:
         return "it has no config"
-    fresh = _fresh(module, config)
+    fresh = built(module, config)
     if isinstance(fresh, str):
         return fresh
-    ours = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    theirs = {name: tuple(value.shape) for name, value in fresh.state_dict().items()}
+    ours, theirs = shapes_of(module), shapes_of(fresh)
     if ours != theirs:
         name = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
         if name not in theirs and name.endswith(".bias"):
             return (
-                f"{type(config).__name__} builds no {name}, which holds the intercept of the repair; a cut with "
-                "repair none has no intercept"
+                f"{type(config).__name__} builds no {name}, which holds the intercept of the repair; the repairs "
+                "least_squares_no_bias and none have no intercept"
             )
         return f"{name} is {ours.get(name)} here, and {theirs.get(name)} in what {type(config).__name__} builds"
     for path, part in module.named_modules():

@@ -18,6 +18,7 @@ from headwise.plans.criteria import SetAware as SetAware
 from headwise.plans.criteria import WeightNorm as WeightNorm
 from headwise.plans.layer_cost import RIDGE as RIDGE
 from headwise.plans.layer_cost import LayerCost as LayerCost
+from headwise.plans.layer_cost import Repair as Repair
 from headwise.plans.ledger import Ledger as Ledger
 from headwise.plans.ledger import Totals as Totals
 from headwise.plans.loss_search import Found as Found

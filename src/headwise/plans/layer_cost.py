@@ -12,7 +12,7 @@ With a ridge r the Schur complement of the removed columns R is the inverse of a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from headwise.errors import InputError, MeasureError
 
 __all__ = ["RIDGE", "LayerCost", "Repair"]
 
-Repair = Literal["none", "bias", "least_squares"]
+#: What is done about the loss of a cut.
+Repair = Literal["none", "bias", "least_squares", "least_squares_no_bias"]
 Array = npt.NDArray[np.float64]
 
 #: Of the mean of C's diagonal.
@@ -39,8 +40,9 @@ class LayerCost:
         heads: H.
         energy: what costs are divided by: E||h||^2 of the residual stream at the layer's input makes layers comparable.
         repair: what will be done about the loss: ``"least_squares"``: W_O of the kept heads is refitted, with an
-            intercept; ``"bias"``: removed heads are replaced by their mean; ``"none"``: by nothing.
-        mean: (H * d_v,), needed for ``repair="none"``.
+            intercept; ``"least_squares_no_bias"``: without one; ``"bias"``: removed heads are replaced by their mean;
+            ``"none"``: by nothing.
+        mean: (H * d_v,), needed where nothing takes the means: ``"none"`` and ``"least_squares_no_bias"``.
         ridge: of least squares, a share of the mean variance; 0 takes a pseudo-inverse.
         name: of the layer, for messages.
 
@@ -75,17 +77,18 @@ class LayerCost:
                 f"{name}: a covariance of shape {self.covariance.shape} and W_O of shape {self.W_O.shape} do not fit "
                 f"{heads} heads; C must be (H * d_v, H * d_v) and W_O (H * d_v, d_model)"
             )
-        if repair not in ("none", "bias", "least_squares"):
-            raise InputError(f"repair must be none, bias or least_squares, and is {repair!r}")
+        if repair not in get_args(Repair):
+            raise InputError(f"repair must be one of {', '.join(get_args(Repair))}, and is {repair!r}")
         self.heads, self.d_v, self.energy, self.repair, self.name = heads, width // heads, energy, repair, name
-        offset = np.zeros(width) if mean is None or repair != "none" else np.asarray(mean, dtype=np.float64)
+        counted = mean is not None and repair in ("none", "least_squares_no_bias")
+        offset = np.asarray(mean, dtype=np.float64) if counted else np.zeros(width)
         for what, value in (("covariance", self.covariance), ("mean", offset), ("energy", energy), ("W_O", self.W_O)):
             if not np.isfinite(value).all():
                 raise MeasureError(f"{name}: the {what} holds values that are not finite; take the statistics again")
         if not energy > 0:
             raise MeasureError(f"{name}: the residual stream at its input has the energy {energy}; nothing reaches it")
         self._moment = self.covariance + np.outer(offset, offset)
-        self._pull = ridge * float(self.covariance.diagonal().mean())
+        self._pull = ridge * float(self._moment.diagonal().mean())
         self._precision: Array | None = None
         self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
 
@@ -110,19 +113,19 @@ class LayerCost:
         return self._known[gone]
 
     def _lost(self, gone: frozenset[int], out: npt.NDArray[np.int64], W: Array) -> float:
-        if self.repair != "least_squares":
+        if self.repair in ("none", "bias"):
             return float((self._moment[np.ix_(out, out)] @ W * W).sum())
         if self._pull > 0:
             block = self._inverse()[np.ix_(out, out)]
             return float((np.linalg.solve(block, W) * W).sum()) - self._pull * float((W * W).sum())
         kept = self.columns(set(range(self.heads)) - gone)
-        C = self.covariance
+        C = self._moment
         inverse = np.linalg.pinv(C[np.ix_(kept, kept)], rcond=_TOLERANCE, hermitian=True)
         lost = C[np.ix_(out, out)] - C[np.ix_(out, kept)] @ inverse @ C[np.ix_(kept, out)]
         return float((lost @ W * W).sum())
 
     def _inverse(self) -> Array:
         if self._precision is None:
-            pulled = self.covariance + self._pull * np.eye(len(self.covariance))
+            pulled = self._moment + self._pull * np.eye(len(self.covariance))
             self._precision = np.asarray(np.linalg.inv(pulled), dtype=np.float64)
         return self._precision

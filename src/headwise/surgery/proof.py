@@ -22,7 +22,7 @@ from headwise.surgery.caches import copied, holds_cache, narrowed, narrowings_of
 from headwise.surgery.keeping import Kept
 from headwise.surgery.watching import Calls, gated_run, replaced_inputs
 
-__all__ = ["BOUND", "Truth", "bound_of", "for_cut", "largest_difference", "prove", "truth_of"]
+__all__ = ["BOUND", "Truth", "bound_of", "for_cut", "largest_difference", "outputs_of", "prove", "truth_of"]
 
 #: Difference that float32 may make in one layer, as a part of its largest output.
 BOUND: Final = 1e-5
@@ -149,6 +149,12 @@ def prove(root: nn.Module, blocks: Mapping[str, Block], truth: Truth, bound: flo
         )
     same = len(outputs) == len(truth.outputs) and all(map(_same, outputs, truth.outputs))
     return Proof(layers, bound, difference, largest, truth.noise, same)
+
+
+def outputs_of(root: nn.Module, truth: Truth) -> list[Tensor]:
+    """What a cut model gives on the input of the proof."""
+    with unchanged(root):
+        return tensors_of(run_model(root, copied(truth.inputs)))
 
 
 def layer_proofs(block: Block, truth: Calls, calls: Calls, path: str) -> list[LayerProof]:

@@ -16,11 +16,11 @@ from headwise.models.handle import Model
 from headwise.models.layouts import forget, output_weight
 from headwise.models.loader import as_model
 from headwise.models.source import Source, weight_hash
-from headwise.models.stock import settle
+from headwise.models.stock import settle, switch_of
 from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
 from headwise.surgery.cutting import BlockCut, cut_block, planned_cuts
-from headwise.surgery.proof import Truth, bound_of, for_cut, prove, truth_of
-from headwise.surgery.repair import RIDGE, check_repair, constants, moments_of, repair
+from headwise.surgery.proof import Truth, bound_of, for_cut, largest_difference, outputs_of, prove, truth_of
+from headwise.surgery.repair import INTERCEPTS, REFITS, RIDGE, check_repair, constants, moments_of, repair
 from headwise.surgery.request import Request, request_of
 
 __all__ = ["prune"]
@@ -44,7 +44,7 @@ def prune(
     Args:
         model: the model.
         plan: a :class:`~headwise.plans.HeadPlan`, or ``{block: [heads]}``; see :func:`request_of`.
-        repair: ``"least_squares"``, ``"bias"`` or ``"none"``.
+        repair: ``"least_squares"``, ``"least_squares_no_bias"``, ``"bias"`` or ``"none"``.
         statistics: means and covariances of the head outputs of this very model (:func:`headwise.verbs.statistics`);
             needed
             for every repair but ``"none"``, and for heads that are replaced by a constant.
@@ -83,6 +83,7 @@ def prune(
     bound = bound_of(handle.dtype)
     small, proof = _cut(handle, cuts, truth, bound)
     repaired = _repair(small, cuts, request, whole, moments, repair, ridge)
+    repaired |= _turned(small, truth, bound)
     settle(small)
     forget(small)
     changes = tuple(_change(layout, cut, request, handle.module, small) for cut in cuts)
@@ -101,6 +102,11 @@ def prune(
 
 
 def _check_statistics(request: Request, repair: str, statistics: Any, hashed: str) -> None:
+    if request.constant and repair not in (*INTERCEPTS, "none"):
+        raise InputError(
+            f"heads that are replaced by a constant leave it in a bias, and repair={repair!r} adds none; take "
+            "repair='least_squares', or a plan with the replacement 'nothing'"
+        )
     if statistics is None:
         if repair != "none" and len(request):
             raise InputError(
@@ -143,7 +149,21 @@ def _repair(
             layers.append(asdict(repair(small, cut.block, cut.kept, whole[path], moments[path], method, ridge)))
         elif path in request.constant:
             constants(small, cut.block, request.constant[path], whole[path], moments[path])
-    return {"method": method, "ridge": ridge if method == "least_squares" else None, "layers": layers}
+    return {"method": method, "ridge": ridge if method in REFITS else None, "layers": layers}
+
+
+def _turned(small: nn.Module, truth: Truth, bound: float) -> dict[str, Any]:
+    """Give the intercepts of the repair a place in the config, where it has one, and say what was turned for that."""
+    switch = switch_of(small)
+    if switch is None:
+        return {}
+    before = outputs_of(small, truth)
+    switch.put(small)
+    difference, largest = largest_difference(before, outputs_of(small, truth))
+    if not difference <= bound * largest:
+        switch.take_back(small)
+        return {}
+    return {"config": dict(switch.values)}
 
 
 def _change(layout: HeadLayout, cut: BlockCut, request: Request, before: nn.Module, after: nn.Module) -> BlockChange:

@@ -5,25 +5,28 @@ what is kept. Least squares predicts all of z W from z_K: with a ridge towards t
 
     W' = (C_KK + r I)^-1 (C_K: W + r W_K),    b' = b + m W - m_K W',    r = ridge * mean of the diagonal of C.
 
-The bias alone replaces what went by its mean: W' = W_K, b' = b + m_R W_R.
+The bias alone replaces what went by its mean: W' = W_K, b' = b + m_R W_R. Without an intercept, M = C + m m^T, which is
+not centred, takes the place of C in W', and b' = b.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import InputError, MeasureError
 from headwise.layout import Block, HeadLayout, SiteKey
-from headwise.plans import RIDGE
+from headwise.plans import RIDGE, Repair
 from headwise.surgery.keeping import Kept, head_rows
 
 __all__ = [
+    "INTERCEPTS",
     "METHODS",
+    "REFITS",
     "RIDGE",
     "Moments",
     "Repaired",
@@ -35,7 +38,11 @@ __all__ = [
     "solve",
 ]
 
-METHODS: Final = ("none", "bias", "least_squares")
+METHODS: Final[tuple[str, ...]] = get_args(Repair)
+#: Those that give the output projection new weights.
+REFITS: Final = ("least_squares", "least_squares_no_bias")
+#: Those that add to its bias, and give it one where it has none.
+INTERCEPTS: Final = ("bias", "least_squares")
 
 
 def check_repair(repair: Any, ridge: Any) -> None:
@@ -142,7 +149,7 @@ def solve(
         moments: of all columns (h d_v).
         weight: W (h d_v, E) before.
         columns: which are kept.
-        method: ``"none"``, ``"bias"`` or ``"least_squares"``.
+        method: one of :data:`METHODS`.
         ridge: pull towards the weights that are there, as a part of the mean variance of a column.
 
     Raises:
@@ -159,14 +166,16 @@ def solve(
     if method == "none":
         return kept, torch.zeros_like(weight[0])
     mean = moments.mean.to(weight)
-    if method == "least_squares" and columns:
-        covariance = moments.covariance.to(weight)
-        pull = ridge * covariance.diagonal().mean()
-        left = covariance[columns][:, columns] + pull * torch.eye(
-            len(columns), dtype=weight.dtype, device=weight.device
-        )
-        if bool(covariance.any()):  # heads that never vary leave nothing to learn
-            kept = _solved(left, covariance[columns] @ weight + pull * kept)
+    if method in REFITS and columns:
+        second = moments.covariance.to(weight)
+        if method not in INTERCEPTS:
+            second = second + torch.outer(mean, mean)
+        pull = ridge * second.diagonal().mean()
+        left = second[columns][:, columns] + pull * torch.eye(len(columns), dtype=weight.dtype, device=weight.device)
+        if bool(second.any()):  # heads that never vary leave nothing to learn
+            kept = _solved(left, second[columns] @ weight + pull * kept)
+    if method not in INTERCEPTS:
+        return kept, torch.zeros_like(weight[0])
     return kept, mean @ weight - mean[columns] @ kept
 
 

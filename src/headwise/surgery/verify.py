@@ -19,6 +19,7 @@ from headwise.models.handle import Model
 from headwise.models.loader import as_model
 from headwise.models.stock import COUNTS
 from headwise.models.surgery_record import Proof
+from headwise.models.switches import lacks_bias
 from headwise.surgery.cutting import BlockCut, planned_cuts
 from headwise.surgery.proof import bound_of, for_cut, prove, truth_of
 
@@ -82,14 +83,14 @@ def verify(
             "one model"
         )
     removed = dict(_removed(before.module, after.module))
-    _check_config(before.config, after.config)
+    repairs = _repairs(after)
+    _check_config(before.config, after.config, repairs)
     layout = before.layout
     unknown = [path for path in removed if path not in layout.blocks]
     if unknown:
         raise InputError(f"PRUNED was cut in {unknown[0]}, where ORIGINAL has no attention that headwise found")
     blocks = {path: layout.blocks[path] for path in removed}
     cuts = planned_cuts(before.module, blocks, removed)
-    repairs = _repairs(after)
     trained = any(one.get("heal") for one in repairs)
     changed, unchanged = _weights(before.module, after.module, cuts, trained=trained)
     outputs = {cut.block.o_path for cut in cuts}
@@ -108,16 +109,21 @@ def verify(
     return Verification(removed, proof, repaired, unchanged, recorded, healed)
 
 
-def _check_config(before: Any, after: Any) -> None:
+def _check_config(before: Any, after: Any, repairs: list[Mapping[str, Any]]) -> None:
     """Refuse another config: what it says beside counts of heads may change the output by less than noise.
+
+    A repair may have turned what gives its intercept a place; the record says so.
 
     Raises:
         ModelError: a value differs; it is named.
     """
     if not (hasattr(before, "to_dict") and hasattr(after, "to_dict")):
         return
+    turned = {name: value for one in repairs for name, value in one.get("config", {}).items() if "bias" in name}
     ours, theirs = dict(_values(_settled(after))), dict(_values(_settled(before)))
     for name in dict.fromkeys((*theirs, *ours)):
+        if name in turned and ours.get(name) is turned[name]:
+            continue
         if ours.get(name) != theirs.get(name) and name.rpartition(".")[2] not in _OWN:
             raise ModelError(
                 f"the config says {name} = {ours.get(name)!r} in PRUNED and {theirs.get(name)!r} in ORIGINAL: PRUNED "
@@ -208,10 +214,13 @@ def _weights(
     changed: list[str] = []
     same = 0
     for name in dict.fromkeys((*theirs, *ours)):
+        new = name not in theirs and lacks_bias(before, name)
         if _equal(ours.get(name), theirs.get(name), slices.get(name, [])):
             same += 1
-        elif name.rpartition(".")[0] in outputs or (trained and name in ours and name in theirs):
+        elif name.rpartition(".")[0] in outputs or (trained and name in ours and (name in theirs or new)):
             changed.append(name)
+        elif new and not bool(ours[name].any()):
+            continue  # zero: it came beside one that the repair needs
         else:
             raise ModelError(f"{name} is not the original's: PRUNED is ORIGINAL changed in more than its heads")
     return tuple(changed), same

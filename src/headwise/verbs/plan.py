@@ -25,11 +25,13 @@ from headwise.plans import (
     HeadPlan,
     Ledger,
     Pool,
+    Repair,
     Step,
     choose,
     most_within,
     removals,
 )
+from headwise.surgery import INTERCEPTS
 from headwise.verbs.calibration import short, weighing
 from headwise.verbs.choosing import (
     Asked,
@@ -62,7 +64,7 @@ def plan(
     speed: float | None = None,
     max_loss: float | None = None,
     criterion: str = "set-aware",
-    repair: Literal["none", "bias", "least_squares"] = "least_squares",
+    repair: Repair = "least_squares",
     ridge: float = RIDGE,
     unit: Literal["head", "group"] | None = None,
     per_layer: int = 1,
@@ -113,7 +115,7 @@ def plan(
             repair), ``"greedy"`` (every head run after every removal), ``"leave-one-out"``, ``"fisher"``,
             ``"michel"``, ``"michel-iterative"`` (again after each ``step`` of the heads), ``"weight-norm"``,
             ``"random"``.
-        repair: what :func:`headwise.prune` will do about the loss; criteria reckon with it.
+        repair: what :func:`headwise.prune` will do about the loss (see there); criteria reckon with it.
         ridge: of least squares, as a share of the mean variance.
         unit: ``"head"``, or ``"group"``: a key-value head with all its query heads.
         per_layer: query heads that every layer keeps at least.
@@ -299,7 +301,7 @@ class Work:
         if self.budget.speed is not None and seconds is None:
             seconds = layer_seconds(self.model, sample(self.part(), self.asked.sample))
         layers, whole = seconds or ({}, None)
-        added = self.asked.repair != "none" or self.asked.replacement == "constant"
+        added = self.asked.repair in INTERCEPTS or self.asked.replacement == "constant"
         ledger = Ledger(block_shapes(self.model, layers, intercepts=added), _parameters(self.model.module), whole)
         self.budget.check(ledger)
         with torch.random.fork_rng(devices=[]):

@@ -16,6 +16,7 @@ from headwise.data import Batch
 from headwise.errors import InputError
 from headwise.models import Model
 from headwise.plans import Budget, Criterion, Pool, Unit, removals
+from headwise.surgery import METHODS
 from headwise.verbs.choosing import CRITERIA, Asked, Quality, Tools, criterion_of, sample, unit_for
 from headwise.verbs.choosing.text import tokens_of
 from headwise.verbs.forecast import Bar
@@ -27,7 +28,6 @@ __all__ = ["Comparison", "Curve", "Point", "compare"]
 #: Every so many-th passage is held out where no other text is given.
 _HELD_OUT: Final = 4
 _NINETY_FIVE: Final = 1.96
-_REPAIRS: Final = ("none", "bias", "least_squares")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def compare(
             for :func:`headwise.scan`.
         held_out: texts (or inputs) that no criterion sees; None: every fourth passage of the text.
         criteria: names; see :func:`headwise.plan`.
-        repairs: ``"none"``, ``"bias"``, ``"least_squares"``.
+        repairs: ``"none"``, ``"bias"``, ``"least_squares"``, ``"least_squares_no_bias"``.
         at: shares of the heads removed.
         seeds: random orders.
         asked: further options of :func:`headwise.plan`.
@@ -167,9 +167,9 @@ def compare(
         raise InputError(f"at must be shares of the heads between 0 and 1, and is {list(at)}")
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise InputError(f"seeds must be a whole number of random orders, at least 1, and is {seeds!r}")
-    wrong = [one for one in repairs if one not in _REPAIRS]
+    wrong = [one for one in repairs if one not in METHODS]
     if wrong or not repairs:
-        raise InputError(f"repairs must be of {', '.join(_REPAIRS)}, and are {list(repairs)}")
+        raise InputError(f"repairs must be of {', '.join(METHODS)}, and are {list(repairs)}")
     chosen = [replace(asked, criterion=name) for name in criteria]
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     work = Work.open(model, source, loading, asked, Budget(keep=1 - shares[-1]), progress=progress, notice=notice)

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from headwise.errors import InputError
+from headwise.errors import InputError, UnsupportedError
 from headwise.measures.covariance import Statistics
-from headwise.models import Model
+from headwise.models import Model, expressible
 from headwise.plans import RIDGE
-from headwise.surgery import Healing, request_of
+from headwise.surgery import REFITS, Healing, request_of, stock_repair
 from headwise.surgery import prune as cut
 from headwise.verbs.calibration import Calibration, calibrate, short
 from headwise.verbs.forecast import Bar
@@ -32,6 +32,7 @@ def prune(
     inputs: Any = None,
     weights: Sequence[float] | None = None,
     repair: str | None = None,
+    stock: bool = False,
     statistics: str | Path | Statistics | None = None,
     ridge: float = RIDGE,
     heal: int | Healing = 0,
@@ -56,8 +57,12 @@ def prune(
             ``weights``, for the domain of the text decides what the repair is worth.
         weights: what part of the statistics each of ``texts`` is, relative to the others; without them a text counts
             as long as it is.
-        repair: ``"least_squares"`` (with an intercept), ``"bias"`` or ``"none"``; None is least squares where there is
-            something to learn from (texts, inputs, statistics, or a plan that carries them), and is refused elsewhere.
+        repair: ``"least_squares"`` (with an intercept), ``"least_squares_no_bias"`` (without), ``"bias"`` or
+            ``"none"``; None is least squares where there is something to learn from (texts, inputs, statistics, or a
+            plan that carries them), and is refused elsewhere.
+        stock: promise a checkpoint that plain transformers loads: a plan of which a config of the family cannot say the
+            counts is refused before anything is done, and where it has no place for an intercept, the repair has none
+            (unless ``repair`` says ``"none"``). Without, it is tried, and the record says whether it is one.
         statistics: of this model, from :func:`headwise.statistics`, or the path of a saved file.
         ridge: of least squares: pull towards the weights that are there, as a part of the mean variance.
         heal: train the pruned model for so many steps towards the original, on the same text; a
@@ -71,9 +76,11 @@ def prune(
         untouched.
 
     Raises:
-        InputError: a plan for another model, unknown heads, nothing to repair from.
+        InputError: a plan for another model, unknown heads, nothing to repair from, with ``stock`` a plan that is not
+            uniform.
         MeasureError: statistics without rows, or not finite.
-        UnsupportedError: heads that cannot be cut out exactly; nothing was changed.
+        UnsupportedError: heads that cannot be cut out exactly, or with ``stock`` a family that cannot say it; nothing
+            was changed.
 
     Example:
         >>> import torch
@@ -92,7 +99,8 @@ def prune(
             "statistics= or repair='none' given); give texts to learn from, or no weights"
         )
     handle = opened(model, loading)
-    request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration
+    request = request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration
+    method, said = stock_repair(handle, request, repair) if stock else (repair, None)
     reading_of = {
         "field": field,
         "target_field": target_field,
@@ -109,11 +117,15 @@ def prune(
             "(--repair none) to cut without repair"
         )
     known = None if found is None else found.statistics
-    small = cut(handle, plan, repair=repair or "least_squares", statistics=known, ridge=ridge, example=example)
+    small = cut(handle, plan, repair=method or "least_squares", statistics=known, ridge=ridge, example=example)
+    if stock and (why := expressible(small.module)) is not None:
+        raise UnsupportedError(f"stock: a checkpoint of plain transformers cannot say what was cut: {why}")
+    if said is not None and notice is not None:
+        notice(f"note: {said}")
     assert small.surgery is not None
     if found is not None:
-        said = {**small.surgery.repair, "calibration": found.said}
-        small = replace(small, surgery=replace(small.surgery, repair=said))
+        told = {**small.surgery.repair, "calibration": found.said}
+        small = replace(small, surgery=replace(small.surgery, repair=told))
     _warn(small, notice)
     if how is not None:
         small = healed(small, handle, texts, inputs, how, reading=reading_of, progress=progress, notice=notice)
@@ -159,7 +171,7 @@ def _warn(small: Model, notice: Callable[[str], None] | None) -> None:
     """Say that the text was short: to ``notice``, or as a warning."""
     assert small.surgery is not None
     repair = small.surgery.repair
-    layers = repair["layers"] if repair["method"] == "least_squares" else ()
+    layers = repair["layers"] if repair["method"] in REFITS else ()
     said = short((one["module"], one["rows"], one["columns"]) for one in layers)
     if said is None:
         return

@@ -27,7 +27,7 @@ class Projections:
     Args:
         model: the model.
         moments: of the head outputs, by block; needed for every repair but ``"none"``.
-        repair: ``"none"``, ``"bias"`` or ``"least_squares"``.
+        repair: as :func:`headwise.prune` takes it.
         ridge: of least squares.
     """
 

@@ -43,7 +43,7 @@ class Quality:
         batches: the text.
         loss: what is measured.
         moments: of the head outputs by block, for the repair.
-        repair: ``"none"``, ``"bias"`` or ``"least_squares"``.
+        repair: as :func:`headwise.prune` takes it.
         ridge: of least squares.
         whole: tokens of the text in which passes are counted; None: those of ``batches``.
         reuse: take what a candidate does not change from the pass without it.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.kernels import Problem, ScoreRule, Visible, reference, visible_block
-from headwise.measures.replaceable import mean_of_visible
+from headwise.kernels import Problem, ScoreRule, Visible, mean_of_visible, reference, visible_block
 from headwise.measures.spread import logit_spread
 from tests.measures.tiny import bert, heads_of, ids, llama, tensor
 
@@ -82,7 +81,9 @@ def problems() -> dict[str, Problem]:
         "causal, padded": (Visible(causal=True, key_padding=padding), ScoreRule(scale=0.3)),
         "padded on the left": (Visible(causal=True, key_padding=left), ScoreRule(softcap=2.0)),
         "window": (Visible(causal=True, window=3), ScoreRule()),
+        "window, padded": (Visible(window=3, key_padding=padding), ScoreRule()),
         "mask": (Visible(mask=mask), ScoreRule()),
+        "one mask for all heads": (Visible(mask=mask[:, :1]), ScoreRule()),
         "bias": (Visible(causal=True), ScoreRule(bias=bias)),
         "hides": (Visible(), ScoreRule(bias=bias, additive_mask=hides)),
     }

@@ -144,7 +144,6 @@ def test_a_plan_is_refused_before_the_text_is_read() -> None:
         ({"model.layers.7": [0]}, "no attention block"),
         ({"model.layers.0": [9]}, "there is no head 9"),
         ({"model.layers.0": [1, 1]}, "named twice"),
-        (plan_of(HeadCut("model.layers.0.self_attn", 1, "running_mean")), "running mean"),
         (3, "plan must be a HeadPlan or a mapping"),
     ):
         with pytest.raises(hw.HeadwiseError, match=words):

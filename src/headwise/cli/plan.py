@@ -102,7 +102,7 @@ class Share(click.ParamType[float]):
 @click.option(
     "--replacement",
     type=click.Choice(("nothing", "constant", "running_mean")),
-    help="In their place; headwise prune cannot put running_mean there yet.",
+    help="In their place: nothing, their mean, or the mean of the values that a query sees.  [default: nothing]",
 )
 @click.option("--loss", metavar="NAME", help="What exact criteria measure; see headwise importance --help.")
 @click.option(

@@ -25,7 +25,9 @@ def plan_page(plan: HeadPlan, output: Path | None) -> RenderableType:
 def _parts(plan: HeadPlan, output: Path | None) -> Iterator[RenderableType]:
     yield Text(str(plan.model or "model"), style="bold", no_wrap=True, overflow="ignore")
     share = len(plan) / max(1, plan.heads)
-    yield Text(f"{len(plan)} of {plan.heads} heads go ({share:.0%}), chosen by {plan.criterion}")
+    instead = {cut.replacement for cut in plan.cuts} - {"nothing"}
+    said = f", replaced by {' or '.join(sorted(instead)).replace('_', ' ')}" if instead else ""
+    yield Text(f"{len(plan)} of {plan.heads} heads go ({share:.0%}){said}, chosen by {plan.criterion}")
     for line in _left(plan.facts):
         yield Text(line)
     yield Text("")

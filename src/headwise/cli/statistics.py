@@ -34,6 +34,7 @@ __all__ = ["command"]
     help="Leave out so many rows at the beginning of every passage.  [default: 0]",
 )
 @click.option("--relative", is_flag=True, help="Weigh rows as headwise plan does: by the inverse of their energy.")
+@click.option("--running-means", is_flag=True, help="Take running means along, for plans that put them in place.")
 @output_options
 @click.pass_obj
 def command(settings: Settings, /, **options: Any) -> None:

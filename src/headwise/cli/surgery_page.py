@@ -26,7 +26,7 @@ def tell_pruned(sink: Sink, small: Model, folder: Path, measured: Timing | None 
         return
     console = sink.console()
     heads = sum(len(one.removed) for one in record.blocks)
-    console.print(f"{counted(heads, 'head')} of {counted(len(record.blocks), 'block')} removed\n")
+    console.print(f"{counted(heads, 'head')} of {counted(len(record.blocks), 'block')} removed{_averaged(record)}\n")
     console.print(_blocks(record), crop=False)
     lines = [
         *_proof(record.proof),
@@ -53,6 +53,11 @@ def tell_verified(sink: Sink, found: Verification, measured: Timing | None = Non
         f"{counted(found.unchanged, 'other weight')} the same bit for bit",
         *_proof(found.proof),
     ]
+    means = [one for several in found.means.values() for one in several]
+    if means:
+        lines.append(
+            f"running means stand in the place of {counted(sum(map(len, means)), 'head')}, put out by {len(means)}"
+        )
     if found.healed:
         lines.append(f"healed: {counted(found.healed, 'other weight')} trained after the cut, taken over as well")
     if found.repaired:
@@ -77,6 +82,13 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
+def _averaged(record: SurgeryRecord) -> str:
+    means = [one for block in record.blocks for one in block.means]
+    if not means:
+        return ""
+    return f", {counted(sum(map(len, means)), 'head')} replaced by running means, which {len(means)} stay to put out"
+
+
 def _blocks(record: SurgeryRecord) -> Any:
     from rich.table import Table
 
@@ -91,6 +103,8 @@ def _blocks(record: SurgeryRecord) -> Any:
     for one in record.blocks:
         counts = [one.query_heads, one.kv_heads] if grouped else [one.query_heads]
         removed = " ".join(map(str, one.removed))
+        if one.means:
+            removed = f"{removed} (mean: {' '.join(map(str, one.averaged))})".strip()
         cells = (f"{left} -> {right}" for left, right in counts)
         table.add_row(one.module, removed, *cells, f"-{one.parameters:,}", f"{worst[one.module]:.1e}")
     return table

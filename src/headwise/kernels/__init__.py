@@ -20,3 +20,4 @@ from headwise.kernels.problem import Wanted as Wanted
 from headwise.kernels.registry import backends as backends
 from headwise.kernels.registry import choose as choose
 from headwise.kernels.registry import run as run
+from headwise.kernels.visible_mean import mean_of_visible as mean_of_visible

@@ -179,6 +179,26 @@ def at_keys(tensor: Tensor, j: Tensor, problem: Problem) -> Tensor:
     return tensor[b, h, i, j]
 
 
+def by_distance_alone(problem: Problem) -> bool:
+    """Whether causality, window and padding alone decide who sees whom, so that keys are seen in ranges."""
+    visible = problem.visible
+    return visible.mask is None and visible.predicate is None and not problem.rule.added
+
+
+def seen_ranges(problem: Problem) -> tuple[Tensor, Tensor]:
+    """For each query row the first key that causality and window show it, and the one after the last; int64 (Q,)."""
+    keys, visible = problem.k.shape[2], problem.visible
+    i = torch.arange(problem.q.shape[2], device=problem.q.device) + problem.offset
+    low, high = torch.zeros_like(i), torch.full_like(i, keys)
+    if visible.causal:
+        high = i + 1
+    if visible.window is not None:
+        low = i - visible.window + 1
+        if not visible.causal:
+            high = i + visible.window
+    return low.clamp(0, keys), high.clamp(0, keys)
+
+
 def visible_counts(problem: Problem) -> Tensor:
     """How many keys each query may see.
 
@@ -193,18 +213,10 @@ def visible_counts(problem: Problem) -> Tensor:
         [1, 2, 2, 2]
     """
     batch, _, queries, _ = problem.q.shape
-    keys, device, visible = problem.k.shape[2], problem.q.device, problem.visible
-    if visible.mask is not None or visible.predicate is not None or problem.rule.added:
+    visible = problem.visible
+    if not by_distance_alone(problem):
         return _counted(problem)
-    i = torch.arange(queries, device=device) + problem.offset
-    low, high = torch.zeros_like(i), torch.full_like(i, keys)
-    if visible.causal:
-        high = i + 1
-    if visible.window is not None:
-        low = i - visible.window + 1
-        if not visible.causal:
-            high = i + visible.window
-    low, high = low.clamp(0, keys), high.clamp(0, keys)
+    low, high = seen_ranges(problem)
     if visible.key_padding is None:
         return (high - low).clamp(min=0).view(1, 1, queries).expand(batch, 1, queries)
     before = torch.nn.functional.pad(visible.key_padding.long().cumsum(-1), (1, 0))

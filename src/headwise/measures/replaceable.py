@@ -6,18 +6,17 @@ first: a constant alone, and a constant plus a scalar times the mean of the visi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise import kernels
-from headwise.kernels import Problem, ScoreRule, visible_counts
+from headwise.kernels import mean_of_visible, visible_counts
 from headwise.measures.measure import HeadValues, Look, PooledMeasure, Sums
 from headwise.trace import TOKEN
 
-__all__ = ["REPLACEABLE", "ConstantShare", "OutputSums", "RunningMeanShare", "mean_of_visible"]
+__all__ = ["REPLACEABLE", "ConstantShare", "OutputSums", "RunningMeanShare"]
 
 
 class Output(NamedTuple):
@@ -44,7 +43,7 @@ class OutputSums(Sums[Output]):
         counted = (look.kinds == TOKEN)[:, None, :] & (visible_counts(problem) > 0)
         counted_BHQ1 = counted.expand(look.call.z.shape[:3])[..., None].double()
         z_BHQD = look.call.z.detach().double()
-        r_BHQD = mean_of_visible(problem)
+        r_BHQD = mean_of_visible(problem).detach()
         count = counted_BHQ1.sum((0, 2))
         z_mean, r_mean = ((x * counted_BHQ1).sum((0, 2)) / count.clamp(min=1) for x in (z_BHQD, r_BHQD))
         z, r = ((x - mean[None, :, None]) * counted_BHQ1 for x, mean in ((z_BHQD, z_mean), (r_BHQD, r_mean)))
@@ -114,44 +113,6 @@ def _energies(state: Output) -> tuple[Tensor, Tensor]:
     constant = state.rows * state.z_mean.square().sum(-1)
     energy = constant + state.zz
     return constant, torch.where(energy > 0, energy, torch.nan)
-
-
-def mean_of_visible(problem: Problem) -> Tensor:
-    """The mean of the values that each query may see, (B, H, Q, D_v), float64; 0 where it sees none.
-
-    Example:
-        >>> from headwise.kernels import Visible
-        >>> v = torch.tensor([[[[1.0], [3.0], [8.0]]]])
-        >>> mean_of_visible(Problem(v, v, v, Visible(causal=True))).flatten().tolist()
-        [1.0, 2.0, 4.0]
-    """
-    visible, heads = problem.visible, problem.q.shape[1]
-    v_BGKD = problem.v.detach().double()
-    structural = visible.window is None and visible.mask is None and visible.predicate is None
-    if not structural or problem.rule.added:
-        return _by_kernel(problem, v_BGKD)
-    padding = visible.key_padding
-    if padding is not None:
-        v_BGKD = torch.where(padding[:, None, : v_BGKD.shape[2], None].to(v_BGKD.device), v_BGKD, 0.0)
-    count_B1Q1 = visible_counts(problem)[..., None]
-    if visible.causal:
-        at = (torch.arange(problem.q.shape[2], device=v_BGKD.device) + problem.offset).clamp(-1, v_BGKD.shape[2] - 1)
-        total_BGQD = torch.nn.functional.pad(v_BGKD.cumsum(2), (0, 0, 1, 0))[:, :, at + 1]
-    else:
-        total_BGQD = v_BGKD.sum(2, keepdim=True).expand(-1, -1, problem.q.shape[2], -1)
-    mean_BGQD = total_BGQD / count_B1Q1.clamp(min=1)
-    kv_map = problem.kv_map or tuple(head // (heads // problem.k.shape[1]) for head in range(heads))
-    return mean_BGQD[:, list(kv_map)]
-
-
-def _by_kernel(problem: Problem, v_BGKD: Tensor) -> Tensor:
-    """Attention with equal scores: any rule about who sees whom, none about scores."""
-    q = torch.zeros(*problem.q.shape[:3], v_BGKD.shape[3], dtype=torch.float64, device=v_BGKD.device)
-    hides = [term.detach() for term in problem.rule.added]
-    hides = [torch.where(term <= torch.finfo(torch.bfloat16).min, term, 0.0) for term in hides]
-    bias, additive = (*hides, None, None)[:2]
-    even = replace(problem, q=q, k=v_BGKD, v=v_BGKD, rule=ScoreRule(bias=bias, additive_mask=additive))
-    return kernels.run(even).z
 
 
 REPLACEABLE: Final = (ConstantShare(), RunningMeanShare())

@@ -31,6 +31,7 @@ def model_card(model: Model, *, why_not_stock: str | None) -> str:
         *_how(why_not_stock),
         "",
         *_table(record),
+        *_means(record),
         "",
         *_proof(record),
         "",
@@ -61,6 +62,16 @@ def _table(record: SurgeryRecord) -> list[str]:
         query, kv = (f"{left} -> {right}" for left, right in (one.query_heads, one.kv_heads))
         rows.append(f"| `{one.module}` | {', '.join(map(str, one.removed))} | {query} | {kv} |")
     return rows
+
+
+def _means(record: SurgeryRecord) -> list[str]:
+    found = [(one.module, one.averaged, len(one.means)) for one in record.blocks if one.means]
+    lines = [
+        f"- `{module}`: the mean of the values that a query sees stands in the place of the heads "
+        f"{', '.join(map(str, heads))}; {carriers} of them stay, without a query, to put it out."
+        for module, heads, carriers in found
+    ]
+    return ["", *lines] if lines else []
 
 
 def _proof(record: SurgeryRecord) -> list[str]:

@@ -46,6 +46,8 @@ class HeadCut:
             the heads that are left.
         d_k, d_v: widths of a key and of a value.
         fused: how many projections the weight of the keys holds.
+        means: heads that are left in order to put out a running mean: their query is zero. Each with the heads that it
+            stands for, itself the first, by the numbers before the first cut.
     """
 
     heads: tuple[int, ...]
@@ -58,6 +60,7 @@ class HeadCut:
     d_k: int = 0
     d_v: int = 0
     fused: int = 1
+    means: tuple[tuple[int, ...], ...] = ()
 
     @property
     def adapts(self) -> bool:

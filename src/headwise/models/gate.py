@@ -1,16 +1,17 @@
 """Gates: a number per head (and per example) that its output is multiplied by.
 
-They replace the ``head_mask`` that transformers removed, in every model that the seam reaches.
+They replace the ``head_mask`` that transformers removed, in every model that the seam reaches. The mean of the values
+that each query may see can stand in the place of what a gate takes away.
 """
 
 from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ __all__ = ["Gates", "gate"]
 
 Where = str | SiteKey
 Heads = Mapping[Any, Any] | Iterable[HeadId]
+#: Gives (B, Q, H, D_v) the mean of the values that each query may see, and the head's own output where it sees none.
+Means = Callable[[], Tensor]
+_REPLACEMENTS: Final = ("nothing", "running_mean")
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,22 @@ class Gates:
         layout: the heads of the model.
         heads: which heads; see :func:`gate`.
         scale: what they are multiplied by; see :func:`gate`.
+        replacement: ``"nothing"``, or ``"running_mean"``; see :func:`gate`.
 
     Raises:
-        GateError: an unknown or ambiguous site, a head out of range or named twice, a scale that does not fit.
+        GateError: an unknown or ambiguous site, a head out of range or named twice, a scale that does not fit, or an
+            unknown replacement.
     """
 
-    def __init__(self, layout: HeadLayout, heads: Heads, scale: float | Tensor = 0.0) -> None:
+    replacement: str = "nothing"
+
+    def __init__(
+        self, layout: HeadLayout, heads: Heads, scale: float | Tensor = 0.0, *, replacement: str = "nothing"
+    ) -> None:
+        if replacement not in _REPLACEMENTS:
+            said = "" if replacement != "constant" else " (a constant is a bias: see hw.plan and hw.prune)"
+            raise GateError(f"replacement must be one of {', '.join(_REPLACEMENTS)}, and is {replacement!r}{said}")
+        self.replacement = replacement
         self.rules: dict[SiteKey, _Rule] = {}
         self.used: set[SiteKey] = set()
         for key, rule in _rules(layout, heads, scale):
@@ -70,8 +84,14 @@ class Gates:
     def __len__(self) -> int:
         return sum(len(rule.heads) for rule in self.rules.values())
 
-    def apply(self, key: SiteKey, count: int, output_BQHD: Tensor) -> Tensor:
+    def apply(self, key: SiteKey, count: int, output_BQHD: Tensor, means: Means | None = None) -> Tensor:
         """``output_BQHD`` times the gates of its site; the tensor itself where the site has none.
+
+        Args:
+            key: the site.
+            count: how many heads it has.
+            output_BQHD: what they put out.
+            means: gives what takes the place of a running mean.
 
         Raises:
             GateError: gates for another number of examples than the call has.
@@ -86,7 +106,14 @@ class Gates:
                 f"{key}: gates for {vector.shape[0]} examples, but the call has a batch of {output_BQHD.shape[0]}; "
                 "give one row per row of the batch that reaches this attention (beams, windows), or one per head"
             )
-        return output_BQHD * (vector[:, None, :, None] if vector.ndim == 2 else vector[None, None, :, None])
+        gates = vector[:, None, :, None] if vector.ndim == 2 else vector[None, None, :, None]
+        return self.replaced(output_BQHD, gates, means)
+
+    def replaced(self, output_BQHD: Tensor, gates: Tensor, means: Means | None) -> Tensor:
+        """``output_BQHD`` times ``gates``, with the replacement in the place of what that takes away."""
+        if self.replacement == "nothing" or means is None:
+            return output_BQHD * gates
+        return output_BQHD * gates + means() * (1 - gates)
 
     def unused(self) -> list[SiteKey]:
         """Sites whose gates have not acted yet."""
@@ -258,7 +285,9 @@ def _near(layout: HeadLayout, path: str) -> str:
 
 
 @contextmanager
-def gate(model: Model | nn.Module, heads: Heads, *, scale: float | Tensor = 0.0) -> Iterator[Session]:
+def gate(
+    model: Model | nn.Module, heads: Heads, *, scale: float | Tensor = 0.0, replacement: str = "nothing"
+) -> Iterator[Session]:
     """Inside the block, the output of the named heads is multiplied by ``scale``.
 
     The multiplication happens on each head's output, before the output projection, so a scale of 0 equals
@@ -274,13 +303,16 @@ def gate(model: Model | nn.Module, heads: Heads, *, scale: float | Tensor = 0.0)
             :class:`~headwise.heads.HeadTable` (``table.top("entropy", 3)``). Instead of a list of heads a site may
             have ``{head: scale}`` or a floating-point tensor (heads,) or (batch, heads) of all its scales.
         scale: a number, or a tensor (n,) or (batch, n) for the n named heads in order. Gradients flow to it.
+        replacement: what takes the place of the part 1 - scale that is taken away: ``"nothing"``, or
+            ``"running_mean"``, the plain mean of the values that the query may see (causal: of those so far). A row
+            that sees no key keeps what the model gives it.
 
     Yields:
         The session; ``session.forwards`` counts the forward passes so far.
 
     Raises:
-        GateError: a site or head that does not exist, an ambiguous name, a scale of the wrong shape; or, at the end
-            of the block, gates that never acted although the model ran.
+        GateError: a site or head that does not exist, an ambiguous name, a scale of the wrong shape, an unknown
+            replacement; or, at the end of the block, gates that never acted although the model ran.
 
     Example:
         >>> import torch
@@ -296,7 +328,7 @@ def gate(model: Model | nn.Module, heads: Heads, *, scale: float | Tensor = 0.0)
     """
     from headwise.models.sessions import layout_of, observe
 
-    gates = Gates(layout_of(model), heads, scale)
+    gates = Gates(layout_of(model), heads, scale, replacement=replacement)
     with observe(model, gates=gates) as session:
         yield session
         session.check_gates()

@@ -12,9 +12,11 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from headwise import kernels
@@ -107,8 +109,8 @@ class Party(Protocol):
     def locate(self, module: nn.Module, spot: Hashable, query: Tensor, key: Tensor) -> Seen | None:
         """The site of the call, or None when the session has nothing to do with it."""
 
-    def gated(self, seen: Seen, output: Tensor) -> Tensor:
-        """``output`` (B, Q, H, D_v) times the session's gates."""
+    def gated(self, seen: Seen, output: Tensor, means: Callable[[], Tensor]) -> Tensor:
+        """``output`` (B, Q, H, D_v) times the session's gates; ``means`` gives what may take the place of heads."""
 
     def pause(self, paused: bool) -> None:
         """Look away, or on again."""
@@ -209,14 +211,26 @@ def answer(call: Call, spot: Hashable) -> tuple[Tensor, Any]:
     looking = [(party, seen) for party, seen in taking_part if party.observer is not None]
     if not looking:
         output, weights = delegate(call)
-        return _gated(taking_part, output), weights
+        return _gated(call, taking_part, output), weights
     return _observed(replace(call, path=looking[0][1].site.key.module), taking_part, looking)
 
 
-def _gated(taking_part: list[tuple[Party, Seen]], output: Tensor) -> Tensor:
+def _gated(call: Call, taking_part: list[tuple[Party, Seen]], output: Tensor) -> Tensor:
     for party, seen in taking_part:
-        output = party.gated(seen, output)
+        output = party.gated(seen, output, partial(_means, call, seen.site.key.module, output))
     return output
+
+
+def _means(call: Call, path: str, output: Tensor) -> Tensor:
+    """(B, Q, H, D_v) the mean of the values that each query may see; ``output`` where it sees none.
+
+    Raises:
+        UnsupportedError: who sees whom is not understood.
+    """
+    problem = problem_of(replace(call, path=path))
+    means_BQHD = kernels.mean_of_visible(problem).transpose(1, 2).to(output)
+    sees_BQH1 = (kernels.visible_counts(problem) > 0).transpose(1, 2)[..., None]
+    return torch.where(sees_BQH1, means_BQHD, output)
 
 
 def _observed(
@@ -234,7 +248,7 @@ def _observed(
         answers = [(party, seen, replace(given, z=own_z), choice) for party, seen, given, choice in answers]
     else:
         output, weights = answers[0][2].z.transpose(1, 2).contiguous(), None
-    output = _gated(taking_part, output)
+    output = _gated(call, taking_part, output)
     for party, seen, given, choice in answers:
         if party.observer is not None and (not seen.recomputed or getattr(party.observer, "sees_recomputed", False)):
             party.observer.see(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from headwise import artifacts, saved
 from headwise.errors import InputError, RunError, UnsupportedError
 from headwise.models.card import model_card
-from headwise.models.cut_modules import cut_of
+from headwise.models.cut_modules import HeadCut, cut_of
 from headwise.models.loading.silence import silenced
 from headwise.models.source import weight_hash
 from headwise.models.stock import expressible
@@ -98,7 +99,7 @@ def _document(model: Model, stock: bool) -> dict[str, Any]:
         "config": _named(module.config),
         "layout": "transformers" if stock else "headwise",
         "weights": {"files": [], "hash": weight_hash(module), "tied": _tied(module)},
-        "cuts": [{"module": path, **_plain(asdict(cut))} for path, cut in cuts if cut is not None],
+        "cuts": [{"module": path, **_plain(cut)} for path, cut in cuts if cut is not None],
         "surgery": None if model.surgery is None else model.surgery.to_document(),
         "source": {"name": model.source.name, "revision": model.source.revision},
     }
@@ -108,8 +109,10 @@ def _named(thing: Any) -> dict[str, str]:
     return {"module": type(thing).__module__, "name": type(thing).__name__}
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+def _plain(cut: HeadCut) -> dict[str, Any]:
+    """As JSON holds it; running means only where there are any."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(cut)))
+    return plain if plain["means"] else {name: value for name, value in plain.items() if name != "means"}
 
 
 def _tied(module: nn.Module) -> dict[str, str]:

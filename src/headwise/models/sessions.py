@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -81,9 +81,11 @@ class Session:
         block = None if path is None else self.layout.blocks.get(path)
         return block is not None and not block.query_heads
 
-    def gated(self, seen: Seen, output: Tensor) -> Tensor:
-        """``output`` (B, Q, H, D_v) times this session's gates."""
-        return output if self._gates is None else self._gates.apply(seen.site.key, seen.block.query_heads, output)
+    def gated(self, seen: Seen, output: Tensor, means: Callable[[], Tensor]) -> Tensor:
+        """``output`` (B, Q, H, D_v) times this session's gates; ``means`` gives what may take the place of heads."""
+        if self._gates is None:
+            return output
+        return self._gates.apply(seen.site.key, seen.block.query_heads, output, means)
 
     def pause(self, paused: bool) -> None:
         """Look away while the model is probed, or on again."""
@@ -146,6 +148,7 @@ def observe(
     *,
     gates: Gates | None = None,
     backend: str | None = None,
+    whole_masks: bool = False,
 ) -> Iterator[Session]:
     """Inside the block, ``observer`` sees every attention call of the model, and ``gates`` act on its heads.
 
@@ -158,6 +161,7 @@ def observe(
         observer: who looks on; see :class:`~headwise.models.Observer`.
         gates: gates on heads; see :func:`~headwise.models.gate` for the short way.
         backend: force one attention backend; None lets the registry choose for each call.
+        whole_masks: every part of the model gets the masks that it gets without a session, and no descriptions.
 
     Raises:
         UnsupportedError: the model is of a kind that is not understood; before anything is changed.
@@ -165,5 +169,5 @@ def observe(
     found = _found(model)
     module = _module_of(model)
     session = Session(module, found, observer, gates, backend)
-    with session._running(), held(module, found.masks, attend_as):
+    with session._running(), held(module, "dense" if whole_masks else found.masks, attend_as):
         yield session

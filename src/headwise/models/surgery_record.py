@@ -21,6 +21,8 @@ class BlockChange:
         kv_map: for each query head that is left, the key-value head that it reads.
         even: whether the module's own code pairs them; otherwise an explicit map stands before its attention.
         parameters: how many parameters went (repair may add biases).
+        means: heads that are left in order to put out a running mean, each with the heads that it stands for, itself
+            the first, by their numbers before this surgery.
     """
 
     module: str
@@ -31,6 +33,12 @@ class BlockChange:
     kv_map: tuple[int, ...]
     even: bool
     parameters: int
+    means: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """Every head in whose place a running mean stands, sorted."""
+        return tuple(sorted(head for one in self.means for head in one))
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,11 @@ class SurgeryRecord:
 
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return _plain(asdict(self))  # type: ignore[no-any-return]
+        document: dict[str, Any] = _plain(asdict(self))
+        for block in document["blocks"]:
+            if not block["means"]:  # only there where running means are
+                del block["means"]
+        return document
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> SurgeryRecord:
@@ -124,7 +136,11 @@ class SurgeryRecord:
 
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name): tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return {str(name): _tupled(value) for name, value in entry.items()}
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

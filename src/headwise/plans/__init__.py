@@ -23,6 +23,7 @@ from headwise.plans.ledger import Ledger as Ledger
 from headwise.plans.ledger import Totals as Totals
 from headwise.plans.loss_search import Found as Found
 from headwise.plans.loss_search import most_within as most_within
+from headwise.plans.mean_cost import RunningMeanCost as RunningMeanCost
 from headwise.plans.plan import REPLACEMENTS as REPLACEMENTS
 from headwise.plans.plan import HeadCut as HeadCut
 from headwise.plans.plan import HeadPlan as HeadPlan

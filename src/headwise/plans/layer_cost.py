@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from headwise.errors import InputError, MeasureError
 
-__all__ = ["RIDGE", "LayerCost", "Repair"]
+__all__ = ["RIDGE", "TOLERANCE", "Array", "LayerCost", "Repair"]
 
 #: What is done about the loss of a cut.
 Repair = Literal["none", "bias", "least_squares", "least_squares_no_bias"]
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 #: Of the mean of C's diagonal.
 RIDGE: Final = 1e-3
 #: Without a ridge, directions of the kept heads below this share of the largest variance count as absent.
-_TOLERANCE: Final = 1e-9
+TOLERANCE: Final = 1e-9
 
 
 class LayerCost:
@@ -120,7 +120,7 @@ class LayerCost:
             return float((np.linalg.solve(block, W) * W).sum()) - self._pull * float((W * W).sum())
         kept = self.columns(set(range(self.heads)) - gone)
         C = self._moment
-        inverse = np.linalg.pinv(C[np.ix_(kept, kept)], rcond=_TOLERANCE, hermitian=True)
+        inverse = np.linalg.pinv(C[np.ix_(kept, kept)], rcond=TOLERANCE, hermitian=True)
         lost = C[np.ix_(out, out)] - C[np.ix_(out, kept)] @ inverse @ C[np.ix_(kept, out)]
         return float((lost @ W * W).sum())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from headwise.models.cut_modules import HeadCut, install, restate
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.restore import unchanged
 from headwise.models.stock import replaced_while_running
+from headwise.surgery.averaging import Carriers, carriers_of, lay_means, refuse_biased_norms
 from headwise.surgery.caches import copied
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
@@ -40,6 +41,7 @@ class BlockCut:
         extras: of what else seems to have an axis of heads; the proof decides which of them it is.
         rows: of linear layers beside the projections that seem to put out the heads side by side (keys of relative
             positions, gates); the proof decides, again.
+        carriers: heads that stay in order to put out a running mean, and which heads each stands for.
     """
 
     block: Block
@@ -47,6 +49,7 @@ class BlockCut:
     slices: tuple[Slice, ...]
     extras: tuple[Slice, ...]
     rows: tuple[Slice, ...] = ()
+    carriers: Carriers = field(default_factory=dict)
 
     @property
     def trials(self) -> tuple[tuple[Slice, ...], ...]:
@@ -58,9 +61,18 @@ class BlockCut:
 
 
 def planned_cuts(
-    root: nn.Module, blocks: Mapping[str, Block], removed: Mapping[str, tuple[int, ...]]
+    root: nn.Module,
+    blocks: Mapping[str, Block],
+    removed: Mapping[str, tuple[int, ...]],
+    running: Mapping[str, tuple[int, ...]] | None = None,
 ) -> list[BlockCut]:
     """Work out every cut before one is made.
+
+    Args:
+        root: the model.
+        blocks: what is cut, by path.
+        removed: the heads of each that go.
+        running: those of them in whose place a running mean stands.
 
     Raises:
         UnsupportedError: one of them cannot be made; it is named.
@@ -75,14 +87,18 @@ def planned_cuts(
         )
     cuts = []
     for path, block in blocks.items():
-        kept = kept_of(block, set(removed[path]))
+        means = set((running or {}).get(path, ()))
+        if means:
+            refuse_biased_norms(root, block)
+        carriers = carriers_of(root.get_submodule(path), block, means, set(removed[path]) - means)
+        kept = kept_of(block, set(removed[path]) - set(carriers))
         slices = projection_slices(root, block, kept)
         refuse_shared(root, slices)
         extras = [] if bias_travels(root.get_submodule(path)) else extra_slices(root, block, kept)
         extras += _joint_norms(root, block, kept)
         taken = {one.path for one in (*slices, *extras)}
         rows = [one for one in row_slices(root, block, kept) if one.path not in taken]
-        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows)))
+        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows), carriers))
     return cuts
 
 
@@ -119,7 +135,9 @@ def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> Hea
     """
     module = root.get_submodule(cut.block.module)
     before = _attribute_values(module)
-    ways = list(tellings(module, cut.block, cut.kept))  # now: they are read off the module as it is before any of them
+    # now: they are read off the module as it is before any of them
+    ways = list(tellings(module, cut.block, cut.kept, cut.carriers))
+    lay_means(root, cut.block, cut.carriers)
     apply(root, cut.slices)
     whole = {one.path: _value(root, one.path) for one in (*cut.extras, *cut.rows)}
     reasons: list[str] = []
@@ -136,10 +154,10 @@ def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> Hea
                 return telling
             if reason not in reasons:
                 reasons.append(reason)
-    raise UnsupportedError(
-        f"{cut.block.module} ({type(module).__name__}): {len(cut.block.kv_map) - len(cut.kept.heads)} of its "
-        f"{cut.block.query_heads} heads cannot be cut out: {reasons[0]}"
-    )
+    what = f"{len(cut.block.kv_map) - len(cut.kept.heads)} of its {cut.block.query_heads} heads cannot be cut out"
+    if cut.carriers:
+        what = f"running means cannot stand in the place of its heads {sorted(sum(cut.carriers.values(), ()))}"
+    raise UnsupportedError(f"{cut.block.module} ({type(module).__name__}): {what}: {reasons[0]}")
 
 
 def _wrong(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> str | None:

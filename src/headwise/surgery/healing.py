@@ -23,6 +23,7 @@ from headwise import artifacts
 from headwise.errors import InputError, MeasureError, RunError, UnsupportedError
 from headwise.models.loading.silence import silenced
 from headwise.models.source import weight_hash
+from headwise.surgery.averaging import still_zero
 
 __all__ = ["Healing", "heal"]
 
@@ -98,7 +99,7 @@ def heal(
         stack.enter_context(_evaluating(original))
         first, kind = _loss_over(small, original, batches)
         trainer = _trainer(small, original, batches, how, folder, shown)
-        with silenced(), _writing(folder):
+        with silenced(), _writing(folder), still_zero(small):
             trainer.train(resume_from_checkpoint=None if start is None else str(folder / f"checkpoint-{start}"))
         small.eval()
         last, _ = _loss_over(small, original, batches)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headwise.errors import UnsupportedError
 from headwise.layout import Block
 
-__all__ = ["Kept", "fused_rows", "head_rows", "kept_of"]
+__all__ = ["Kept", "fused_rows", "head_rows", "kept_of", "query_rows"]
 
 
 @dataclass(frozen=True)
@@ -97,3 +97,26 @@ def fused_rows(block: Block, kept: Kept, arrangement: str) -> list[int]:
             rows += range(group * whole + each * d_k, (group + 1) * whole)
         return rows
     raise UnsupportedError(f"{block.module}: heads that lie as {arrangement!r} in a weight cannot be cut")
+
+
+def query_rows(block: Block, heads: Sequence[int]) -> list[int]:
+    """Rows of the weight that holds W_Q that make the queries of ``heads``.
+
+    Raises:
+        UnsupportedError: the arrangement is not known.
+
+    Example:
+        >>> from headwise.layout import Projection
+        >>> block = Block("attn", 4, 2, 2, 2, (0, 0, 1, 1), q=Projection("qkv", False, "(q..,k,v) per group"))
+        >>> query_rows(block, [1, 2])
+        [2, 3, 8, 9]
+    """
+    d_k, d_v = block.d_k, block.d_v
+    arrangement = "" if block.q is None else block.q.arrangement
+    if arrangement in ("heads", "q|k|v"):
+        return head_rows(heads, d_k)
+    if arrangement in ("(q,k,v) per head", "(q..,k,v) per group"):
+        each = block.query_heads // block.kv_heads
+        whole = each * d_k + d_k + d_v
+        return [row for head in heads for row in head_rows([head % each], d_k, head // each * whole)]
+    raise UnsupportedError(f"{block.module}: queries that lie as {arrangement!r} in a weight cannot be told apart")

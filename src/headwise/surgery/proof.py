@@ -18,6 +18,7 @@ from headwise.models.handle import Model
 from headwise.models.probe import run_model, tensors_of
 from headwise.models.restore import eager, unchanged
 from headwise.models.surgery_record import LayerProof, Proof
+from headwise.surgery.averaging import averaged
 from headwise.surgery.caches import copied, holds_cache, narrowed, narrowings_of
 from headwise.surgery.keeping import Kept
 from headwise.surgery.watching import Calls, gated_run, replaced_inputs
@@ -55,19 +56,32 @@ def bound_of(dtype: torch.dtype) -> float:
 
 
 def truth_of(
-    model: Model, blocks: Mapping[str, Block], removed: Mapping[str, tuple[int, ...]], example: Mapping[str, Any] | None
+    model: Model,
+    blocks: Mapping[str, Block],
+    removed: Mapping[str, tuple[int, ...]],
+    example: Mapping[str, Any] | None,
+    running: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Truth:
     """Run the original once with the heads gated (and once under eager attention).
+
+    Args:
+        model: the original.
+        blocks: what is cut, by path.
+        removed: the heads of each that go.
+        example: keyword arguments of a forward pass; None: the model's, or one made for it.
+        running: those of them in whose place the mean of the visible values stands.
 
     Raises:
         InputError: no input to run it on.
         UnsupportedError: one of the layers was not reached by it.
     """
-    root = model.module
+    root, means = model.module, running or {}
+    layout = model.layout
+    zeroed = {path: tuple(head for head in heads if head not in means.get(path, ())) for path, heads in removed.items()}
     calls = Calls()
     with unchanged(root):
         inputs, plain = _first_that_runs(model, example)
-        with gated_run(root, blocks, removed, calls):
+        with averaged(model, layout, means), gated_run(root, blocks, zeroed, calls):
             outputs = tensors_of(run_model(root, copied(inputs)))
         noise = None
         with eager(root) as changed:

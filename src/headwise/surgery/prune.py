@@ -18,6 +18,7 @@ from headwise.models.loader import as_model
 from headwise.models.source import Source, weight_hash
 from headwise.models.stock import settle, switch_of
 from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
+from headwise.surgery.averaging import refuse_uneven_scores
 from headwise.surgery.cutting import BlockCut, cut_block, planned_cuts
 from headwise.surgery.proof import Truth, bound_of, for_cut, largest_difference, outputs_of, prove, truth_of
 from headwise.surgery.repair import INTERCEPTS, REFITS, RIDGE, check_repair, constants, moments_of, repair
@@ -73,12 +74,14 @@ def prune(
     request = request_of(layout, plan, hashed)
     _check_statistics(request, repair, statistics, hashed)
     blocks = {path: layout.blocks[path] for path in request.removed}
-    cuts = planned_cuts(handle.module, blocks, request.removed)
+    cuts = planned_cuts(handle.module, blocks, request.removed, request.running)
     moments = {}
     if statistics is not None and (repair != "none" or request.constant):
-        moments = {path: moments_of(layout, block, statistics) for path, block in blocks.items()}
+        joint = request.running if repair != "none" else {}
+        moments = {path: moments_of(layout, one, statistics, means=path in joint) for path, one in blocks.items()}
     whole = {path: output_weight(handle.module, block).flatten(0, 1).detach() for path, block in blocks.items()}
-    truth = truth_of(handle, blocks, request.removed, example)
+    truth = truth_of(handle, blocks, request.removed, example, request.running)
+    refuse_uneven_scores(handle, layout, {cut.block.module: cut.carriers for cut in cuts}, truth.inputs)
     truth = for_cut(truth, layout, handle.module, {cut.block.module: cut.kept for cut in cuts})
     bound = bound_of(handle.dtype)
     small, proof = _cut(handle, cuts, truth, bound)
@@ -146,7 +149,8 @@ def _repair(
     for cut in cuts:
         path = cut.block.module
         if method != "none":
-            layers.append(asdict(repair(small, cut.block, cut.kept, whole[path], moments[path], method, ridge)))
+            found = repair(small, cut.block, cut.kept, whole[path], moments[path], method, ridge, cut.carriers)
+            layers.append(asdict(found))
         elif path in request.constant:
             constants(small, cut.block, request.constant[path], whole[path], moments[path])
     return {"method": method, "ridge": ridge if method in REFITS else None, "layers": layers}
@@ -174,12 +178,13 @@ def _change(layout: HeadLayout, cut: BlockCut, request: Request, before: nn.Modu
     return BlockChange(
         module=block.module,
         sites=sites,
-        removed=request.removed[block.module],
+        removed=tuple(head for head in request.removed[block.module] if head not in cut.carriers),
         query_heads=(block.query_heads, len(cut.kept.heads)),
         kv_heads=(block.kv_heads, len(cut.kept.kv)),
         kv_map=cut.kept.kv_map,
         even=cut.kept.even,
         parameters=gone,
+        means=tuple(cut.carriers.values()),
     )
 
 

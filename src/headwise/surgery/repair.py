@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from headwise.errors import InputError, MeasureError
 from headwise.layout import Block, HeadLayout, SiteKey
 from headwise.plans import RIDGE, Repair
+from headwise.surgery.averaging import Carriers
 from headwise.surgery.keeping import Kept, head_rows
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "Repaired",
     "SiteMoments",
     "check_repair",
+    "columns_of",
     "constants",
+    "merged",
     "moments_of",
     "repair",
     "solve",
@@ -62,6 +65,7 @@ class SiteMoments(Protocol):
 
     heads: int
     d_v: int
+    means: int
 
     @property
     def mean(self) -> Tensor:
@@ -70,6 +74,14 @@ class SiteMoments(Protocol):
     @property
     def covariance(self) -> Tensor:
         """C, centred."""
+
+    @property
+    def joint_mean(self) -> Tensor:
+        """Means of the head outputs and, after them, of the running means of ``means`` key-value heads."""
+
+    @property
+    def joint_covariance(self) -> Tensor:
+        """Their covariance."""
 
     @property
     def z(self) -> Rows:
@@ -109,11 +121,15 @@ class Repaired:
     columns: int
 
 
-def moments_of(layout: HeadLayout, block: Block, statistics: Mapping[SiteKey, SiteMoments]) -> Moments:
+def moments_of(
+    layout: HeadLayout, block: Block, statistics: Mapping[SiteKey, SiteMoments], *, means: bool = False
+) -> Moments:
     """The moments of a block over all its sites: a layer that is called twelve times is repaired for all twelve.
 
+    With ``means`` those of the running mean of every key-value head come after those of the heads.
+
     Raises:
-        InputError: the statistics have no such site, or other heads.
+        InputError: the statistics have no such site, or other heads, or no running means where they are wanted.
         MeasureError: they hold no rows, or values that are not finite.
     """
     parts = []
@@ -128,7 +144,13 @@ def moments_of(layout: HeadLayout, block: Block, statistics: Mapping[SiteKey, Si
             )
         if one.z.rows < 1:
             raise MeasureError(f"{site.key}: the statistics hold no rows; give more text")
-        parts.append(Moments(one.mean.double(), one.covariance.double(), one.z.rows))
+        if means and one.means != block.kv_heads:
+            raise InputError(
+                f"{site.key}: the statistics hold no running means, and heads are to be replaced by them; take them "
+                "with running_means=True (--running-means), or give text"
+            )
+        mean, covariance = (one.joint_mean, one.joint_covariance) if means else (one.mean, one.covariance)
+        parts.append(Moments(mean.double(), covariance.double(), one.z.rows))
     rows = sum(part.rows for part in parts)
     mean = sum((part.mean * (part.rows / rows) for part in parts), torch.zeros_like(parts[0].mean))
     covariance = torch.zeros_like(parts[0].covariance)
@@ -141,16 +163,22 @@ def moments_of(layout: HeadLayout, block: Block, statistics: Mapping[SiteKey, Si
 
 
 def solve(
-    moments: Moments, weight: Tensor, columns: list[int], method: str, ridge: float = RIDGE
+    moments: Moments,
+    weight: Tensor,
+    columns: list[int],
+    method: str,
+    ridge: float = RIDGE,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """New weights (k, E) of the kept ``columns`` of z, and what is added to the bias (E,).
 
     Args:
-        moments: of all columns (h d_v).
+        moments: of all columns (h d_v), and perhaps of others after them (running means), which ``columns`` may name.
         weight: W (h d_v, E) before.
         columns: which are kept.
         method: one of :data:`METHODS`.
         ridge: pull towards the weights that are there, as a part of the mean variance of a column.
+        start: the weights that are there (k, E), where they are not those of ``weight``.
 
     Raises:
         MeasureError: without a ridge, a covariance that has no inverse.
@@ -161,10 +189,10 @@ def solve(
         >>> round(float(new), 6), float(added)
         (2.0, 0.0)
     """
-    weight = weight.double()
-    kept = weight[columns]
+    kept = weight[columns].double() if start is None else start.double()
     if method == "none":
-        return kept, torch.zeros_like(weight[0])
+        return kept, torch.zeros_like(weight[0], dtype=torch.float64)
+    weight = _joint(weight.double(), moments)
     mean = moments.mean.to(weight)
     if method in REFITS and columns:
         second = moments.covariance.to(weight)
@@ -177,6 +205,11 @@ def solve(
     if method not in INTERCEPTS:
         return kept, torch.zeros_like(weight[0])
     return kept, mean @ weight - mean[columns] @ kept
+
+
+def _joint(weight: Tensor, moments: Moments) -> Tensor:
+    """``weight`` with zeros for the columns that only the moments have: running means are read by nobody before."""
+    return nn.functional.pad(weight, (0, 0, 0, len(moments.mean) - len(weight)))
 
 
 def _solved(left: Tensor, right: Tensor) -> Tensor:
@@ -197,17 +230,49 @@ def _solved(left: Tensor, right: Tensor) -> Tensor:
 
 def loss(moments: Moments, weight: Tensor, columns: list[int], new: Tensor, added: Tensor) -> float:
     """Expected squared change of the layer's output, over the output's variance; 0 where the output never varies."""
-    change = weight.double().clone()
+    before = _joint(weight.double(), moments)
+    change = before.clone()
     change[columns] -= new
     covariance = moments.covariance.to(change.device)
     constant = moments.mean.to(change.device) @ change - added
     changed = float((change * (covariance @ change)).sum() + constant.square().sum())
-    whole = float((weight.double() * (covariance @ weight.double())).sum())
+    whole = float((before * (covariance @ before)).sum())
     return max(0.0, changed) / whole if whole > 0 else 0.0
 
 
+def columns_of(block: Block, heads: Iterable[int], carriers: Carriers) -> list[int]:
+    """For what is left of a block which columns of the heads' outputs and running means feed W_O.
+
+    Args:
+        block: the block before the cut.
+        heads: those that are left.
+        carriers: those of them that put out the running mean of their key-value head.
+
+    Example:
+        >>> block = Block("attn", query_heads=3, kv_heads=2, d_k=1, d_v=1, kv_map=(0, 1, 1))
+        >>> columns_of(block, [0, 1], {1: (1, 2)})
+        [0, 4]
+    """
+    places = [block.query_heads + block.kv_map[head] if head in carriers else head for head in heads]
+    return head_rows(places, block.d_v)
+
+
+def merged(block: Block, heads: Iterable[int], carriers: Carriers, whole: Tensor) -> Tensor:
+    """W_O of what is left (k, E), float64: that of a carrier is the sum over the heads that it stands for."""
+    parts = whole.double().view(block.query_heads, block.d_v, -1)
+    left = [parts[list(carriers.get(head, (head,)))].sum(0) for head in heads]
+    return torch.cat(left) if left else parts.new_zeros(0, whole.shape[1])
+
+
 def repair(
-    root: nn.Module, block: Block, kept: Kept, whole: Tensor, moments: Moments, method: str, ridge: float
+    root: nn.Module,
+    block: Block,
+    kept: Kept,
+    whole: Tensor,
+    moments: Moments,
+    method: str,
+    ridge: float,
+    carriers: Carriers | None = None,
 ) -> Repaired:
     """Give the output projection of a cut block its new weights and intercept.
 
@@ -216,14 +281,16 @@ def repair(
         block: the block before the cut.
         kept: what is left of it.
         whole: W_O before the cut (h d_v, E).
-        moments: of the head outputs before the cut.
+        moments: of the head outputs before the cut, and of the running means where there are carriers.
         method, ridge: see :func:`solve`.
+        carriers: heads that put out the running mean of their key-value head, and those that they stand for.
     """
     assert block.o is not None
-    columns = head_rows(kept.heads, block.d_v)
-    new, added = solve(moments, whole, columns, method, ridge)
+    means = carriers or {}
+    columns, start = columns_of(block, kept.heads, means), merged(block, kept.heads, means, whole)
+    new, added = solve(moments, whole, columns, method, ridge, start)
     nothing = torch.zeros_like(added)
-    lost = loss(moments, whole, columns, whole.double()[columns], nothing)
+    lost = loss(moments, whole, columns, start, nothing)
     left = loss(moments, whole, columns, new, added)
     _put(root.get_submodule(block.o.parameter), new, added, transposed=block.o.transposed)
     return Repaired(block.o.parameter, lost, left, moments.rows, len(columns))

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from headwise.errors import InputError, UnsupportedError
+from headwise.errors import InputError
 from headwise.layout import HeadLayout
 
 __all__ = ["Request", "request_of"]
 
-_REPLACEMENTS: Final = ("nothing", "constant")
+_REPLACEMENTS: Final = ("nothing", "constant", "running_mean")
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Request:
     Attributes:
         removed: for each block, by its module path, the query heads that go, sorted.
         constant: those of them whose mean output stays, as a bias.
+        running: those of them in whose place the mean of the visible values stands.
         facts: what the plan says of itself.
     """
 
     removed: dict[str, tuple[int, ...]]
     constant: dict[str, tuple[int, ...]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    running: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(map(len, self.removed.values()))
@@ -44,8 +46,7 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
         weight_hash: of the model, to be compared with the plan's.
 
     Raises:
-        InputError: a block or head that does not exist, a head twice, a plan for another model.
-        UnsupportedError: heads replaced by something that surgery cannot put in their place.
+        InputError: a block or head that does not exist, a head twice, a plan for another model, an unknown replacement.
     """
     if isinstance(plan, Mapping):
         return Request(_sorted(layout, plan.items()))
@@ -61,14 +62,8 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
         )
     _check_shapes(layout, getattr(plan, "blocks", {}))
     removed: dict[str, list[int]] = {}
-    constant: dict[str, list[int]] = {}
+    replaced: dict[str, dict[str, list[int]]] = {name: {} for name in _REPLACEMENTS}
     for cut in cuts:
-        if cut.replacement == "running_mean":
-            raise UnsupportedError(
-                f"{cut.block}: head {cut.head} is to be replaced by its running mean, which surgery cannot put in its "
-                "place; "
-                "plan with the replacement 'nothing' or 'constant'"
-            )
         if cut.replacement not in _REPLACEMENTS:
             raise InputError(
                 f"{cut.block}: head {cut.head} has the replacement {cut.replacement!r}; known are {_REPLACEMENTS}"
@@ -76,14 +71,15 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
         if cut.block not in layout.blocks:
             raise InputError(_unknown(layout, cut.block))
         removed.setdefault(cut.block, []).append(cut.head)
-        if cut.replacement == "constant":
-            constant.setdefault(cut.block, []).append(cut.head)
+        replaced[cut.replacement].setdefault(cut.block, []).append(cut.head)
     facts = {
         name: getattr(plan, name) for name in ("criterion", "budget", "unit", "model", "facts") if hasattr(plan, name)
     }
-    return Request(
-        _sorted(layout, removed.items()), {block: tuple(sorted(heads)) for block, heads in constant.items()}, facts
+    constant, running = (
+        {block: tuple(sorted(heads)) for block, heads in replaced[name].items()}
+        for name in ("constant", "running_mean")
     )
+    return Request(_sorted(layout, removed.items()), constant, facts, running)
 
 
 def _check_shapes(layout: HeadLayout, blocks: Mapping[str, Sequence[int]]) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from headwise.layout import Block
 from headwise.models.cut_modules import CutConfig, HeadCut, cut_of
 from headwise.models.standin import code_names, methods_of
+from headwise.surgery.averaging import Carriers
 from headwise.surgery.keeping import Kept
 
 __all__ = ["bias_travels", "tellings"]
@@ -36,7 +37,7 @@ _WIDTHS: Final = (
 _KV_WIDTHS: Final = ("kv_dim", "kv_size")
 
 
-def tellings(module: nn.Module, block: Block, kept: Kept) -> Iterator[HeadCut]:
+def tellings(module: nn.Module, block: Block, kept: Kept, carriers: Carriers) -> Iterator[HeadCut]:
     """What the module may be told, the likeliest first; a proof on real input decides.
 
     The counts of heads and groups go by their names. A width (``embed_dim``) may be that of the heads side by side or
@@ -54,6 +55,7 @@ def tellings(module: nn.Module, block: Block, kept: Kept) -> Iterator[HeadCut]:
         d_k=block.d_k,
         d_v=block.d_v,
         fused=_fused(block),
+        means=_means(before, block, kept, carriers),
     )
     used = _used(module)
     for select in (True,) if travels or (before is not None and before.select) else (False, True):
@@ -61,6 +63,17 @@ def tellings(module: nn.Module, block: Block, kept: Kept) -> Iterator[HeadCut]:
             attributes = _attributes(module, block, kept, used, heads=not travels, widths=widths)
             config = {**own, **_config(module, kept, used)}
             yield replace(base, attributes=attributes, config=config, select=select)
+
+
+def _means(before: HeadCut | None, block: Block, kept: Kept, carriers: Carriers) -> tuple[tuple[int, ...], ...]:
+    """Who carries which running means, by the numbers before the first cut: those of earlier cuts, and new ones."""
+    names = tuple(range(block.query_heads)) if before is None else before.heads
+    left = {names[head] for head in kept.heads}
+    found = {} if before is None else {one[0]: one for one in before.means if one[0] in left}
+    for carrier, members in carriers.items():
+        old = found.get(names[carrier], (names[carrier],))
+        found[names[carrier]] = tuple(dict.fromkeys((*old, *(names[head] for head in members))))
+    return tuple(found[carrier] for carrier in sorted(found))
 
 
 def bias_travels(module: nn.Module) -> bool:

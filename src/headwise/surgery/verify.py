@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -20,6 +20,7 @@ from headwise.models.loader import as_model
 from headwise.models.stock import COUNTS
 from headwise.models.surgery_record import Proof
 from headwise.models.switches import lacks_bias
+from headwise.surgery.averaging import lay_means
 from headwise.surgery.cutting import BlockCut, planned_cuts
 from headwise.surgery.proof import bound_of, for_cut, prove, truth_of
 
@@ -39,6 +40,8 @@ class Verification:
 
     Attributes:
         removed: for each block, the heads of the original that the pruned model lacks.
+        means: for each block the heads of the original that put out a running mean in the pruned model, each with the
+            heads that it stands for.
         proof: layers and whole model on the same input. Where W_O was repaired, the truth is the original with the
             repaired W_O and intercept in the places of the heads that are left.
         repaired: output projections whose weights are not the original's.
@@ -54,6 +57,7 @@ class Verification:
     unchanged: int
     recorded: bool
     healed: int = 0
+    means: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -89,24 +93,27 @@ def verify(
     unknown = [path for path in removed if path not in layout.blocks]
     if unknown:
         raise InputError(f"PRUNED was cut in {unknown[0]}, where ORIGINAL has no attention that headwise found")
-    blocks = {path: layout.blocks[path] for path in removed}
-    cuts = planned_cuts(before.module, blocks, removed)
+    means = dict(_means(before.module, after.module))
+    blocks = {path: block for path, block in layout.blocks.items() if path in removed or path in means}
+    running = {path: tuple(sorted(sum(found, ()))) for path, found in means.items()}
+    gone = {path: tuple(sorted({*removed.get(path, ()), *running.get(path, ())})) for path in blocks}
+    cuts = planned_cuts(before.module, blocks, gone, running)
     trained = any(one.get("heal") for one in repairs)
-    changed, unchanged = _weights(before.module, after.module, cuts, trained=trained)
+    changed, unchanged = _weights(_averaging(before.module, cuts), after.module, cuts, trained=trained)
     outputs = {cut.block.o_path for cut in cuts}
     repaired = tuple(dict.fromkeys(owner for name in changed if (owner := name.rpartition(".")[0]) in outputs))
     if after.surgery is not None and not trained:
         _check_repaired(cuts, changed, repairs)
     healed = sum(name.rpartition(".")[0] not in outputs for name in changed)
     truth_model = _transplanted(before, after.module, cuts, changed) if changed else before
-    truth = truth_of(truth_model, blocks, removed, example)
+    truth = truth_of(truth_model, blocks, gone, example, _standing(cuts, running, changed))
     truth = for_cut(truth, layout, before.module, {cut.block.module: cut.kept for cut in cuts})
     try:
         proof = prove(after.module, blocks, truth, bound_of(after.dtype))
     except ModelError as error:
         raise ModelError(f"PRUNED is not ORIGINAL without these heads: {error}") from None
     recorded = before.source.weight_hash in _originals(after)
-    return Verification(removed, proof, repaired, unchanged, recorded, healed)
+    return Verification(removed, proof, repaired, unchanged, recorded, healed, means)
 
 
 def _check_config(before: Any, after: Any, repairs: list[Mapping[str, Any]]) -> None:
@@ -164,6 +171,43 @@ def _removed(before: nn.Module, after: nn.Module) -> Iterator[tuple[str, tuple[i
         gone = tuple(at for at, head in enumerate(had) if head not in now.heads)
         if gone:
             yield path, gone
+
+
+def _means(before: nn.Module, after: nn.Module) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """What puts out running means in ``after`` and did not in ``before``, by the numbers of the heads in ``before``."""
+    for path, part in after.named_modules():
+        now = cut_of(part)
+        if now is None or not now.means:
+            continue
+        then = cut_of(before.get_submodule(path))
+        had = tuple(range(now.original)) if then is None else then.heads
+        known = set() if then is None else {one[0] for one in then.means}
+        entries = [tuple(had.index(head) for head in one if head in had) for one in now.means]
+        found = tuple(one for one in entries if len(one) > 1 or had[one[0]] not in known)
+        if found:
+            yield path, found
+
+
+def _averaging(before: nn.Module, cuts: list[BlockCut]) -> nn.Module:
+    """The original, or a copy of it in which carriers have a query of zero and the W_O of all that they stand for."""
+    if not any(cut.carriers for cut in cuts):
+        return before
+    module = copy.deepcopy(before)
+    for cut in cuts:
+        lay_means(module, cut.block, cut.carriers)
+    return module
+
+
+def _standing(
+    cuts: list[BlockCut], running: Mapping[str, tuple[int, ...]], changed: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Whose outputs are running means in the truth: all of ``running``; of a repaired W_O the carriers alone."""
+    repaired = {cut.block.module: f"{cut.block.o_path}.weight" in changed for cut in cuts}
+    return {
+        cut.block.module: tuple(cut.carriers) if repaired[cut.block.module] else running[cut.block.module]
+        for cut in cuts
+        if cut.carriers
+    }
 
 
 def _repairs(model: Model) -> list[Mapping[str, Any]]:

@@ -33,7 +33,13 @@ class Calibration:
 
 
 def calibrate(
-    model: Model, texts: Any, inputs: Any, weights: Sequence[float] | None, reading: Mapping[str, Any]
+    model: Model,
+    texts: Any,
+    inputs: Any,
+    weights: Sequence[float] | None,
+    reading: Mapping[str, Any],
+    *,
+    running_means: bool = False,
 ) -> Calibration:
     """One pass over the text; rows count relative to the residual stream, as they do for :func:`headwise.plan`.
 
@@ -42,15 +48,17 @@ def calibrate(
         texts, inputs: one of the two, as for :func:`headwise.statistics`.
         weights: what each of ``texts`` counts, or None.
         reading: further arguments of :func:`headwise.statistics`.
+        running_means: take running means along.
 
     Raises:
         InputError: weights that are no positive numbers, or not one for each text.
     """
     pieces = _pieces(texts)
+    reading = {**reading, "relative": True, "running_means": running_means}
     if weights is None:
-        found = take_statistics(model, texts, inputs=inputs, relative=True, **reading)
+        found = take_statistics(model, texts, inputs=inputs, **reading)
     else:
-        found = _statistics_of(model, texts, weights, relative=True, **reading)
+        found = _statistics_of(model, texts, weights, **reading)
     given = [texts] if isinstance(texts, str) else [_named(piece) for piece in pieces]  # a text alone is a path
     said = {
         "texts": given if texts is not None else [],

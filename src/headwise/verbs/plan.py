@@ -39,9 +39,12 @@ from headwise.verbs.choosing import (
     Quality,
     Tools,
     block_shapes,
+    check_savings,
     criterion_of,
     layer_seconds,
+    rounded,
     sample,
+    standing,
     unit_for,
 )
 from headwise.verbs.choosing.text import tokens_of
@@ -123,8 +126,8 @@ def plan(
             ``"encoder.layer.0"``.
         only: parts of the model that lose heads: paths, ``"encoder"``, ``"cross"``, ``"decoder/self"``.
         uniform: the same number of heads goes from every layer (and from every group), as stock checkpoints want it.
-        replacement: what takes the place of removed heads: ``"nothing"``, ``"constant"``, ``"running_mean"`` (which
-            :func:`headwise.prune` refuses: no module for it exists yet).
+        replacement: what takes the place of removed heads: ``"nothing"``, ``"constant"`` (their mean, a bias), or
+            ``"running_mean"`` (the mean of the values that a query may see; saves heads that share a key-value head).
         loss: what criteria that run the model measure; as for :func:`headwise.verbs.importance_run`.
         statistics: of this model, or the path of a saved file: instead of a pass over the text.
         seconds: of each block's attention and of the whole forward pass, by whoever measured.
@@ -160,6 +163,7 @@ def plan(
     reading: dict[str, Any] = {
         "field": field, "target_field": target_field, "window": window, "max_length": max_length, "limit": limit,
         "batch_size": batch_size, "seed": seed, "skip_first": skip_first, "relative": relative,
+        "running_means": asked.running,
     }  # fmt: skip
     weigh = weighing(texts, weights, reading, statistics=statistics, max_loss=max_loss)
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
@@ -243,7 +247,8 @@ class Work:
             if self.weigh is not None:
                 taken = self.weigh(self.model)
             else:
-                taken = gather(self.ready, self.part(), skip, relative=relative, part=part)
+                how: dict[str, Any] = {"relative": relative, "running_means": self.asked.running}
+                taken = gather(self.ready, self.part(), skip, **how, part=part)
             said = short((one.site.key, one.z.rows, one.heads * one.d_v) for one in taken.sites.values())
             self.notes += [said] if said else []
             return taken
@@ -280,7 +285,7 @@ class Work:
         return Tools(
             self.model,
             pool,
-            self.asked.repair,
+            self.asked.priced,
             self.asked.ridge,
             statistics=lambda: self.statistics,
             statistics_passes=float(self.asked.statistics is None),
@@ -291,6 +296,7 @@ class Work:
             width=self.asked.width,
             step=self.asked.step,
             alike=self.budget.keep is not None or self.budget.max_loss is not None,
+            running=self.asked.running,
         )
 
     def plan(self, seconds: tuple[Mapping[str, float], float] | None = None) -> HeadPlan:
@@ -302,24 +308,20 @@ class Work:
             seconds = layer_seconds(self.model, sample(self.part(), self.asked.sample))
         layers, whole = seconds or ({}, None)
         added = self.asked.repair in INTERCEPTS or self.asked.replacement == "constant"
-        ledger = Ledger(block_shapes(self.model, layers, intercepts=added), _parameters(self.model.module), whole)
+        shapes = block_shapes(self.model, layers, intercepts=added)
+        ledger = Ledger(shapes, _parameters(self.model.module), whole, running=self.asked.running)
         self.budget.check(ledger)
+        check_savings(self.budget, ledger, pool)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.asked.seed)
             tools = self.tools(pool)
             chooser = criterion_of(self.asked.criterion, tools)
             steps, facts = self._choose(chooser, pool, ledger, tools)
         self.notes += [*tools.notes, *(note for made in tools.made for note in made.notes)]
-        self.notes += self._rounded(pool, ledger.before.heads, ledger.after([step.unit for step in steps]).heads)
+        gone = [step.unit for step in steps]
+        self.notes += rounded(self.budget, pool, ledger.before.heads, ledger.after(gone).heads)
+        self.notes += standing(ledger, gone)
         return self._plan(chooser, pool, ledger, steps, facts)
-
-    def _rounded(self, pool: Pool, heads: int, left: int) -> list[str]:
-        """Where heads go several at a time, what the share that was asked for became."""
-        keep = self.budget.keep
-        if keep is None or abs(left - keep * heads) < 1:
-            return []
-        why = "every layer loses as many" if pool.uniform else "whole groups go"
-        return [f"{left} of {heads} heads stay ({left / heads:.0%}, where {keep:.0%} was asked for): {why} at a time"]
 
     def _choose(
         self, chooser: Criterion, pool: Pool, ledger: Ledger, tools: Tools
@@ -336,9 +338,10 @@ class Work:
             sample(self.part(apart=True), self.asked.sample),
             search.loss,
             moments=tools.moments,
-            repair=self.asked.repair,
+            repair=self.asked.priced,
             ridge=self.asked.ridge,
             whole=self.tokens,
+            running=self.asked.running,
         )
         found = most_within(
             self.budget.max_loss,

@@ -207,6 +207,7 @@ class _Comparing:
                 moments=None if repair == "none" else self.tools.moments_for(),
                 repair=repair,
                 ridge=self.work.asked.ridge,
+                running=self.work.asked.running,
             )
             for repair in self.repairs
         }

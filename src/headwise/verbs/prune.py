@@ -14,7 +14,7 @@ from headwise.errors import InputError, UnsupportedError
 from headwise.measures.covariance import Statistics
 from headwise.models import Model, expressible
 from headwise.plans import RIDGE
-from headwise.surgery import REFITS, Healing, request_of, stock_repair
+from headwise.surgery import REFITS, Healing, SurgeryRecord, request_of, stock_repair
 from headwise.surgery import prune as cut
 from headwise.verbs.calibration import Calibration, calibrate, short
 from headwise.verbs.forecast import Bar
@@ -52,7 +52,9 @@ def prune(
 
     Args:
         model: a path, a hub id, a module or a model.
-        plan: a :class:`~headwise.plans.HeadPlan`, the path of a saved one, or ``{block: [heads]}``.
+        plan: a :class:`~headwise.plans.HeadPlan`, the path of a saved one, or ``{block: [heads]}``. A plan says what
+            takes the place of a head: nothing, a constant, or the mean of the values that a query sees: one head of
+            each key-value head stays in order to put that out, without a query.
         texts, inputs: what the repair learns from; as for :func:`headwise.scan`. A list of several texts may have
             ``weights``, for the domain of the text decides what the repair is worth.
         weights: what part of the statistics each of ``texts`` is, relative to the others; without them a text counts
@@ -162,20 +164,34 @@ def _statistics(
             return None
         said = {"from": "the plan", "parts": list(carried.parts), "relative": carried.relative}
         return Calibration(carried, said)
-    if repair == "none" and not any(one.replacement == "constant" for one in getattr(plan, "cuts", ())):
+    replacements = {one.replacement for one in getattr(plan, "cuts", ())}
+    if repair == "none" and "constant" not in replacements:
         return None
-    return calibrate(model, texts, inputs, weights, reading)
+    running = "running_mean" in replacements and repair != "none"
+    return calibrate(model, texts, inputs, weights, reading, running_means=running)
 
 
 def _warn(small: Model, notice: Callable[[str], None] | None) -> None:
-    """Say that the text was short: to ``notice``, or as a warning."""
+    """Say that the text was short, or that nothing is saved: to ``notice``, or as warnings."""
     assert small.surgery is not None
     repair = small.surgery.repair
     layers = repair["layers"] if repair["method"] in REFITS else ()
-    said = short((one["module"], one["rows"], one["columns"]) for one in layers)
-    if said is None:
-        return
-    if notice is None:
-        warnings.warn(said, stacklevel=3)
-    else:
-        notice(f"warning: {said}")
+    found = (short((one["module"], one["rows"], one["columns"]) for one in layers), _nothing_saved(small.surgery))
+    for said in found:
+        if said is None:
+            continue
+        if notice is None:
+            warnings.warn(said, stacklevel=3)
+        else:
+            notice(f"warning: {said}")
+
+
+def _nothing_saved(record: SurgeryRecord) -> str | None:
+    """What to say where running means stand in the place of heads that share no key-value head; None elsewhere."""
+    heads = sum(len(one.averaged) for one in record.blocks)
+    if not heads or any(len(one) > 1 for block in record.blocks for one in block.means):
+        return None
+    return (
+        f"running means save nothing here: each of the {heads} heads reads a key-value head of its own and stays in "
+        "order to put its running mean out; plan with the replacement 'constant' to cut them out"
+    )

@@ -33,6 +33,7 @@ def statistics(
     loss: str | Loss | Callable[..., Any] = "auto",
     skip_first: int = 0,
     relative: bool = False,
+    running_means: bool = False,
     field: str | None = None,
     target_field: str | None = None,
     window: int | None = None,
@@ -59,6 +60,8 @@ def statistics(
             activations that drown the rest.
         relative: rows count by the inverse of their energy in the residual stream, and the first row of a causal
             passage as much as all its others: what :func:`headwise.plan` chooses by and repairs with.
+        running_means: take the mean of the visible values of every key-value head along, which plans and repairs with
+            the replacement ``"running_mean"`` need.
         seed: of what the loss draws at random.
 
     Raises:
@@ -78,7 +81,8 @@ def statistics(
     source = Source(texts, inputs, field, target_field, window, max_length, limit, batch_size)
     check_seed(seed)
     ready = prepare(model, source, loading, progress=progress, notice=notice)
-    return gather(ready, ready.data, skip_first, relative=relative, gradients=gradients, loss=loss, seed=seed)
+    rows: dict[str, Any] = {"relative": relative, "running_means": running_means}
+    return gather(ready, ready.data, skip_first, **rows, gradients=gradients, loss=loss, seed=seed)
 
 
 def check_skip(skip_first: Any) -> None:
@@ -93,6 +97,7 @@ def gather(
     skip_first: int,
     *,
     relative: bool = False,
+    running_means: bool = False,
     gradients: bool = False,
     loss: str | Loss | Callable[..., Any] = "auto",
     seed: int = 0,
@@ -102,7 +107,7 @@ def gather(
 
     Raises: as :func:`statistics`.
     """
-    observer = CovarianceObserver(skip_first, relative=relative)
+    observer = CovarianceObserver(skip_first, relative=relative, running_means=running_means)
     said = None
     with (
         torch.random.fork_rng(devices=[]),

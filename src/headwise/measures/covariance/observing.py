@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.data import Batch
 from headwise.errors import MeasureError
-from headwise.kernels import Problem, Wanted
+from headwise.kernels import Problem, Wanted, mean_of_visible
 from headwise.layout import HeadLayout, Site
 from headwise.measures.covariance.accumulate import Scatter
 from headwise.measures.covariance.statistics import SiteStatistics, Statistics
@@ -31,6 +31,7 @@ class CovarianceObserver:
         relative: rows count by the inverse of their energy in the residual stream at the layer's input, so that what
             is summed is relative to what is there; and where attention is causal, the first row of a passage counts as
             much as all its others, because every head looks back at it.
+        running_means: take the mean of the visible values of every key-value head along, for what replaces heads by it.
 
     Attributes:
         scatters: of the head outputs of each site.
@@ -38,12 +39,12 @@ class CovarianceObserver:
         taken: (B, Q) bool, the rows taken in the latest call of each site.
     """
 
-    def __init__(self, skip_first: int = 0, *, relative: bool = False) -> None:
-        self.skip_first, self.relative = skip_first, relative
+    def __init__(self, skip_first: int = 0, *, relative: bool = False, running_means: bool = False) -> None:
+        self.skip_first, self.relative, self.running_means = skip_first, relative, running_means
         self.scatters: dict[Site, Scatter] = {}
         self.gradients: dict[Site, Scatter] = {}
         self.taken: dict[Site, Tensor] = {}
-        self._shape: dict[Site, tuple[int, int]] = {}
+        self._shape: dict[Site, tuple[int, int, int]] = {}
         self._energy: dict[Site, tuple[float, float, int]] = {}
         self._inputs: dict[str, Tensor] = {}
         self._layers: dict[str, str] = {}
@@ -85,8 +86,13 @@ class CovarianceObserver:
         taken_BQ = self.taken[call.site] = taken_rows(call, batch, self.skip_first)
         heads, d_v = call.z.shape[1], call.z.shape[3]
         flat_BQW = call.z.detach().transpose(1, 2).flatten(2)
-        scatter = self.scatters.setdefault(call.site, Scatter(heads * d_v, flat_BQW.device))
-        self._shape[call.site] = (heads, d_v)
+        means = 0
+        if self.running_means:
+            means_BQW = _running_means(call)
+            means = means_BQW.shape[-1] // d_v
+            flat_BQW = torch.cat([flat_BQW, means_BQW.to(flat_BQW)], dim=-1)
+        scatter = self.scatters.setdefault(call.site, Scatter((heads + means) * d_v, flat_BQW.device))
+        self._shape[call.site] = (heads, d_v, means)
         squares_BQ = self._squares(call, taken_BQ)
         weights_BQ = None
         if self.relative and squares_BQ is not None:
@@ -131,11 +137,18 @@ class CovarianceObserver:
         return Statistics(sites, skip_first=self.skip_first, relative=self.relative, **facts)
 
     def _of(self, site: Site) -> SiteStatistics:
-        heads, d_v = self._shape[site]
+        heads, d_v, means = self._shape[site]
         scatter = self.scatters[site]
         total, weight, rows = self._energy.get(site, (0.0, 0.0, 0))
         energy = total / weight if weight and rows == scatter.rows else None
-        return SiteStatistics(site, heads, d_v, scatter, self.gradients.get(site), energy)
+        return SiteStatistics(site, heads, d_v, scatter, self.gradients.get(site), energy, means)
+
+
+def _running_means(call: AttentionCall) -> Tensor:
+    """(B, Q, G * D_v) the mean of the visible values of every key-value head, in the order of the block's."""
+    block = call.block
+    first = [block.kv_map.index(kv) for kv in range(block.kv_heads)]
+    return mean_of_visible(call.problem).detach()[:, first].transpose(1, 2).flatten(2)
 
 
 def taken_rows(call: AttentionCall, batch: Batch | None, skip_first: int) -> Tensor:

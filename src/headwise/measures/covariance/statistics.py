@@ -30,10 +30,12 @@ class SiteStatistics:
     Attributes:
         site: where.
         heads, d_v: how many query heads, and the width of each.
-        z: of the concatenated head outputs, width heads * d_v, head after head.
+        z: of the concatenated head outputs, width heads * d_v, head after head; and after them of the mean of the
+            visible values of so many key-value heads as ``means`` says.
         gradient: of the loss gradient at the layer's output (after W_O), width d_model; None where none were taken.
         input_energy: mean over rows, weighted as they are, of the squared norm of the residual stream at the layer's
             input; None where the layer was not found.
+        means: of how many key-value heads the running means were taken, all or none.
     """
 
     site: Site
@@ -42,15 +44,27 @@ class SiteStatistics:
     z: Scatter
     gradient: Scatter | None = None
     input_energy: float | None = None
+    means: int = 0
 
     @property
     def mean(self) -> Tensor:
         """Means of the head outputs (heads * d_v,)."""
-        return self.z.mean
+        return self.z.mean[: self.heads * self.d_v]
 
     @property
     def covariance(self) -> Tensor:
         """C (heads * d_v, heads * d_v), centred, over rows."""
+        width = self.heads * self.d_v
+        return self.z.covariance[:width, :width]
+
+    @property
+    def joint_mean(self) -> Tensor:
+        """Means of the head outputs and, after them, of the running means ((heads + means) * d_v,)."""
+        return self.z.mean
+
+    @property
+    def joint_covariance(self) -> Tensor:
+        """The covariance of both, centred, over rows."""
         return self.z.covariance
 
     @property
@@ -60,14 +74,14 @@ class SiteStatistics:
 
     def merge(self, other: SiteStatistics) -> SiteStatistics:
         """Both sets of rows together."""
-        if (self.site, self.heads, self.d_v) != (other.site, other.heads, other.d_v):
-            raise InputError(f"cannot merge: site {self.site.key} has other heads in the other statistics")
+        if (self.site, self.heads, self.d_v, self.means) != (other.site, other.heads, other.d_v, other.means):
+            raise InputError(f"cannot merge: site {self.site.key} has other heads, or running means, in the other")
         gradient = self.gradient.merge(other.gradient) if self.gradient and other.gradient else None
         energy = None
         if self.input_energy is not None and other.input_energy is not None:
             total = self.z.weight + other.z.weight
             energy = (self.input_energy * self.z.weight + other.input_energy * other.z.weight) / (total or 1.0)
-        return SiteStatistics(self.site, self.heads, self.d_v, self.z.merge(other.z), gradient, energy)
+        return SiteStatistics(self.site, self.heads, self.d_v, self.z.merge(other.z), gradient, energy, self.means)
 
 
 class Statistics:
@@ -152,7 +166,7 @@ class Statistics:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for at, one in enumerate(self.sites.values()):
             if one.z.rows:
-                arrays[f"{at}.mean"], arrays[f"{at}.covariance"] = _array(one.mean), _array(one.covariance)
+                arrays[f"{at}.mean"], arrays[f"{at}.covariance"] = _array(one.z.mean), _array(one.z.covariance)
             if one.gradient is not None and one.gradient.rows:
                 arrays[f"{at}.gradient_mean"] = _array(one.gradient.mean)
                 arrays[f"{at}.gradient_covariance"] = _array(one.gradient.covariance)
@@ -216,6 +230,7 @@ def _entry(one: SiteStatistics) -> dict[str, Any]:
         "input_energy": one.input_energy,
         "gradient_rows": None if one.gradient is None else one.gradient.rows,
         **({} if one.z.weight == one.z.rows else {"weight": one.z.weight}),
+        **({"means": one.means} if one.means else {}),
     }
 
 
@@ -224,12 +239,13 @@ def _read(
 ) -> SiteStatistics:
     key = SiteKey(entry["stack"], entry["kind"], entry["module"], entry["call"])
     site = Site(key, entry["block"], entry["layer"], entry["causal"], entry["window"])
-    width = entry["heads"] * entry["d_v"]
+    means = entry.get("means", 0)
+    width = (entry["heads"] + means) * entry["d_v"]
     z = _scatter(arrays, f"{at}.", "", entry["rows"], width, path, entry.get("weight"))
     gradient = None
     if entry["gradient_rows"] is not None:
         gradient = _scatter(arrays, f"{at}.", "gradient_", entry["gradient_rows"], None, path)
-    return SiteStatistics(site, entry["heads"], entry["d_v"], z, gradient, entry["input_energy"])
+    return SiteStatistics(site, entry["heads"], entry["d_v"], z, gradient, entry["input_energy"], means)
 
 
 def _scatter(

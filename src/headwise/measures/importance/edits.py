@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import Final, Literal
 
 import torch
@@ -41,7 +42,13 @@ class HeadEdit(Gates):
         self.site, self.head, self.value = site, head, value
         self.used.clear()
 
-    def apply(self, key: SiteKey, count: int, output_BQHD: Tensor) -> Tensor:
+    def apply(
+        self,
+        key: SiteKey,
+        count: int,
+        output_BQHD: Tensor,
+        means: Callable[[], Tensor] | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """``output_BQHD`` with the head replaced."""
         if key != self.site:
             return output_BQHD

@@ -8,7 +8,7 @@ value).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,19 +27,23 @@ __all__ = ["GateGradients", "LeafGates", "checked_losses", "frozen", "gate_gradi
 
 
 class LeafGates(Gates):
-    """A gate of 1 for every head and example, each a leaf of the graph, made when its attention is called."""
+    """A gate of 1 for every head and example, each a leaf of the graph, made when its attention is called.
 
-    def __init__(self, layout: HeadLayout) -> None:
+    With the replacement ``"running_mean"`` the derivative is <z - r, dL/dz>, r the mean of the visible values.
+    """
+
+    def __init__(self, layout: HeadLayout, replacement: str = "nothing") -> None:
+        self.replacement = replacement
         self.rules = {}
         self.used = set()
         self.leaves: dict[SiteKey, list[Tensor]] = {}
         self.layout = layout
 
-    def apply(self, key: SiteKey, count: int, output_BQHD: Tensor) -> Tensor:
+    def apply(self, key: SiteKey, count: int, output_BQHD: Tensor, means: Callable[[], Tensor] | None = None) -> Tensor:
         """``output_BQHD`` times a new leaf of ones."""
         leaf = torch.ones(output_BQHD.shape[0], count, device=output_BQHD.device, requires_grad=True)
         self.leaves.setdefault(key, []).append(leaf)
-        return output_BQHD * leaf.to(output_BQHD.dtype)[:, None, :, None]
+        return self.replaced(output_BQHD, leaf.to(output_BQHD.dtype)[:, None, :, None], means)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,13 @@ class GateGradients:
 
 
 def gate_gradients(
-    model: Any, task: Task, loss: Loss, *, layout: HeadLayout, observer: Observer | None = None
+    model: Any,
+    task: Task,
+    loss: Loss,
+    *,
+    layout: HeadLayout,
+    observer: Observer | None = None,
+    replacement: str = "nothing",
 ) -> GateGradients:
     """One forward and one backward pass; the model's parameters get no gradients.
 
@@ -66,11 +76,12 @@ def gate_gradients(
         loss: the loss.
         layout: the model's heads.
         observer: looks on at the forward pass.
+        replacement: what a gate below 1 lets in; see :func:`headwise.gate`.
 
     Raises:
         MeasureError: the loss is not finite, or does not depend on any head; the passage is named.
     """
-    gates = LeafGates(layout)
+    gates = LeafGates(layout, replacement)
     with ExitStack() as stack:
         for context in (evaluating(model.module), frozen(model.module), torch.enable_grad()):
             stack.enter_context(context)

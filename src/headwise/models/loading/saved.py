@@ -53,14 +53,16 @@ def record_of(document: Mapping[str, Any]) -> SurgeryRecord | None:
 def cuts_of(document: Mapping[str, Any]) -> Iterator[tuple[str, HeadCut]]:
     """What each cut module is told, by its path."""
     for entry in document["cuts"]:
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
-        }
+        values: dict[str, Any] = {name: _tupled(value) for name, value in entry.items()}
         path = values.pop("module")
         try:
             yield path, HeadCut(**values)
         except TypeError as error:
             raise ModelError(f"{MODEL_FILE}: the cut of {path} is not understood ({error})") from None
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
 def submodule(module: nn.Module, path: str, where: str) -> nn.Module:
@@ -88,6 +90,8 @@ def check_cut(part: nn.Module, path: str, cut: HeadCut) -> None:
         wrong = f"its kv_map has {len(cut.kv_map)} entries for {len(cut.heads)} heads"
     elif cut.kv_map is not None and any(kv >= cut.kv_heads for kv in cut.kv_map):
         wrong = f"its kv_map {list(cut.kv_map)[:9]} leads to heads beyond {cut.kv_heads}"
+    elif any(not one or one[0] not in cut.heads or max(one) >= cut.original for one in cut.means):
+        wrong = f"its means {list(cut.means)[:3]} are not of heads that are left"
     elif not 1 <= cut.fused <= 3:
         wrong = f"fused is {cut.fused}, not 1 to 3"
     for name in cut.attributes:

@@ -11,6 +11,9 @@ from headwise.verbs.choosing.layers import cuttable as cuttable
 from headwise.verbs.choosing.layers import layer_costs as layer_costs
 from headwise.verbs.choosing.layers import output_weights as output_weights
 from headwise.verbs.choosing.quality import Quality as Quality
+from headwise.verbs.choosing.standing import check_savings as check_savings
+from headwise.verbs.choosing.standing import rounded as rounded
+from headwise.verbs.choosing.standing import standing as standing
 from headwise.verbs.choosing.text import Part as Part
 from headwise.verbs.choosing.text import sample as sample
 from headwise.verbs.choosing.timing import layer_seconds as layer_seconds

@@ -70,6 +70,16 @@ class Asked:
         """Whether the criterion needs statistics."""
         return self.criterion not in ("weight-norm", "random")
 
+    @property
+    def running(self) -> bool:
+        """Whether heads are replaced by running means."""
+        return self.replacement == "running_mean"
+
+    @property
+    def priced(self) -> Repair:
+        """The repair that criteria reckon with: a constant in a head's place is what the bias gives."""
+        return "bias" if self.replacement == "constant" and self.repair == "none" else self.repair
+
     def pool(self, model: Model, unit: Kind) -> tuple[Pool, list[str]]:
         """Which heads may go, and notes on those that cannot.
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from headwise.data import Batch
 from headwise.errors import InputError
@@ -53,6 +53,7 @@ class Tools:
         width: of the lazy criterion's shortlist.
         step: share of the heads after which the iterative criterion measures again.
         alike: every head saves as much, so that of exact scores only the lowest matters.
+        running: heads are replaced by running means.
         made: evaluators that were made, with their notes.
     """
 
@@ -69,6 +70,7 @@ class Tools:
     width: int = 4
     step: float = 0.1
     alike: bool = False
+    running: bool = False
     made: list[Quality] = field(default_factory=list)
     _moments: Mapping[str, Moments] | None = None
 
@@ -79,7 +81,8 @@ class Tools:
 
     @cached_property
     def _costs(self) -> tuple[dict[str, LayerCost], list[str]]:
-        return layer_costs(self.model, self.statistics(), self.blocks, repair=self.repair, ridge=self.ridge)
+        how: dict[str, Any] = {"repair": self.repair, "ridge": self.ridge, "running": self.running}
+        return layer_costs(self.model, self.statistics(), self.blocks, **how)
 
     @property
     def notes(self) -> list[str]:
@@ -96,7 +99,7 @@ class Tools:
         if self._moments is None:
             found, layout = self.statistics(), self.model.layout
             self._moments = {
-                path: moments_of(layout, layout.blocks[path], found)  # type: ignore[arg-type]
+                path: moments_of(layout, layout.blocks[path], found, means=self.running)  # type: ignore[arg-type]
                 for path in self.blocks
             }
         return self._moments
@@ -110,14 +113,15 @@ class Tools:
         batches, whole = self.evaluate()
         loss = self.loss(False)
         made = Quality(
-            self.model, batches, loss, moments=self.moments, repair=self.repair, ridge=self.ridge, whole=whole
-        )
+            self.model, batches, loss, moments=self.moments, repair=self.repair, ridge=self.ridge, whole=whole,
+            running=self.running,
+        )  # fmt: skip
         self.made.append(made)
         return made
 
     def gates(self) -> GateGradientScores:
         """Takes gradients."""
-        return GateGradientScores(self.model, self.text(), self.loss(True))
+        return GateGradientScores(self.model, self.text(), self.loss(True), running=self.running)
 
 
 #: Each criterion by name.

@@ -14,7 +14,7 @@ from headwise.errors import InputError, UnsupportedError
 from headwise.layout import Block, HeadLayout, Projection
 from headwise.measures.covariance import Statistics
 from headwise.models import Model, output_weight
-from headwise.plans import RIDGE, BlockShape, LayerCost, units_of
+from headwise.plans import RIDGE, BlockShape, LayerCost, RunningMeanCost, units_of
 from headwise.plans.layer_cost import Repair
 from headwise.surgery.cutting import planned_cuts
 from headwise.surgery.repair import moments_of
@@ -97,8 +97,11 @@ def layer_costs(
     *,
     repair: Repair = "least_squares",
     ridge: float = RIDGE,
+    running: bool = False,
 ) -> tuple[dict[str, LayerCost], list[str]]:
     """What sets of heads cost, by block, and what the reader should know about it.
+
+    ``running``: replaced by running means, which the statistics must hold.
 
     Raises:
         InputError: the statistics are of other heads.
@@ -115,21 +118,20 @@ def layer_costs(
             f"{missing}; the mean of the other layers' energy stands for theirs"
         )
     usual = math.exp(sum(map(math.log, known)) / len(known)) if known else 1.0
-    found = {}
+    found: dict[str, LayerCost] = {}
     for path in blocks:
         block = model.layout.blocks[path]
-        moments = moments_of(model.layout, block, statistics)  # type: ignore[arg-type]
-        weight = weights[path]
-        found[path] = LayerCost(
-            moments.covariance.cpu().numpy(),
-            weight.reshape(-1, weight.shape[2]),
-            block.query_heads,
-            energy=energies[path] or usual,
-            repair=repair,
-            mean=moments.mean.cpu().numpy(),
-            ridge=ridge,
-            name=path,
-        )
+        moments = moments_of(model.layout, block, statistics, means=running)  # type: ignore[arg-type]
+        weight = weights[path].reshape(-1, weights[path].shape[2])
+        how: dict[str, Any] = {
+            "energy": energies[path] or usual, "repair": repair, "mean": moments.mean.cpu().numpy(), "ridge": ridge,
+            "name": path,
+        }  # fmt: skip
+        covariance = moments.covariance.cpu().numpy()
+        if running:
+            found[path] = RunningMeanCost(covariance, weight, block.kv_map, **how)
+        else:
+            found[path] = LayerCost(covariance, weight, block.query_heads, **how)
     return found, notes
 
 

@@ -13,7 +13,9 @@ from headwise.errors import UnsupportedError
 from headwise.layout import Block
 from headwise.models import Model, output_weight
 from headwise.surgery import Moments, solve
+from headwise.surgery.averaging import carriers_of
 from headwise.surgery.keeping import head_rows
+from headwise.surgery.repair import columns_of, merged
 
 __all__ = ["Projections", "projecting"]
 
@@ -29,10 +31,21 @@ class Projections:
         moments: of the head outputs, by block; needed for every repair but ``"none"``.
         repair: as :func:`headwise.prune` takes it.
         ridge: of least squares.
+        running: heads go on as running means, which reach W_O in their places; see
+            :func:`headwise.surgery.averaging.averaged`.
     """
 
-    def __init__(self, model: Model, moments: Mapping[str, Moments] | None, repair: str, ridge: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        moments: Mapping[str, Moments] | None,
+        repair: str,
+        ridge: float,
+        *,
+        running: bool = False,
+    ) -> None:
         self._model, self._moments, self._repair, self._ridge = model, moments, repair, ridge
+        self._running = running
         self._known: dict[tuple[str, frozenset[int]], tuple[Tensor, Tensor | None]] = {}
 
     def without(self, path: str, gone: frozenset[int]) -> tuple[Tensor, Tensor | None]:
@@ -49,13 +62,15 @@ class Projections:
         whole = output_weight(self._model.module, block).detach().flatten(0, 1)
         owner: Any = self._model.module.get_submodule(block.o_path or "")
         bias: Tensor | None = None if owner.bias is None else owner.bias.detach()
-        columns = head_rows([head for head in range(block.query_heads) if head not in gone], block.d_v)
-        weight = torch.zeros_like(whole)
+        means = carriers_of(self._model.module.get_submodule(path), block, gone if self._running else (), ())
+        left = [head for head in range(block.query_heads) if head not in gone or head in means]
+        weight, places, start = torch.zeros_like(whole), head_rows(left, block.d_v), merged(block, left, means, whole)
         if self._repair == "none" or self._moments is None or not gone:
-            weight[columns] = whole[columns]
+            weight[places] = start.to(weight)
             return weight, bias
-        new, added = solve(self._moments[path], whole, columns, self._repair, self._ridge)
-        weight[columns] = new.to(weight)
+        columns = columns_of(block, left, means)
+        new, added = solve(self._moments[path], whole, columns, self._repair, self._ridge, start)
+        weight[places] = new.to(weight)
         return weight, added.to(weight) if bias is None else bias + added.to(weight)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from headwise.measures.importance import Loss, Replay, Task, checked_losses, rep
 from headwise.models import Model
 from headwise.plans import RIDGE, Unit, gone_of
 from headwise.surgery import Moments
+from headwise.surgery.averaging import averaged
 from headwise.trace import evaluating
 from headwise.verbs.choosing.projecting import Projections, projecting
 from headwise.verbs.choosing.text import tokens_of
@@ -47,6 +48,7 @@ class Quality:
         ridge: of least squares.
         whole: tokens of the text in which passes are counted; None: those of ``batches``.
         reuse: take what a candidate does not change from the pass without it.
+        running: removed heads are replaced by running means; every candidate then runs the whole model.
 
     Attributes:
         own_passes: forward passes over ``batches``; a pass from some layer on counts as its share of the weights of
@@ -65,12 +67,14 @@ class Quality:
         ridge: float = RIDGE,
         whole: int | None = None,
         reuse: bool = True,
+        running: bool = False,
     ) -> None:
         self.model, self.loss = model, loss
         self._tasks = [loss.prepare(model, batch) for batch in batches]
         self._tokens = sum(tokens_of(batch) for batch in batches)
         self._share = 1.0 if whole is None else self._tokens / max(1, whole)
-        self._projections = Projections(model, moments, repair, ridge)
+        self._averages, reuse = running, reuse and not running
+        self._projections = Projections(model, moments, repair, ridge, running=running)
         self._replay = Replay(model.module, model.layout, inside=True)
         self._replay.enabled = reuse
         self._first = {site.block: site.key for site in reversed(model.layout.sites)}
@@ -99,7 +103,11 @@ class Quality:
         """The rise, and its standard error over examples."""
         self._measure_base()
         found = []
-        with self._running(), projecting(self.model.module, self.model.layout.blocks, self._parts(removed)):
+        with (
+            self._running(),
+            self._averaged(gone_of(removed)),
+            projecting(self.model.module, self.model.layout.blocks, self._parts(removed)),
+        ):
             for at, task in enumerate(self._tasks):
                 found.append(self._losses(run_inputs(self.model, task), task, at) - self._base[at])
         self.own_passes += 1
@@ -153,6 +161,10 @@ class Quality:
         with evaluating(self.model.module), torch.no_grad():
             yield
 
+    def _averaged(self, gone: Mapping[str, frozenset[int]]) -> AbstractContextManager[None]:
+        """Inside, running means stand in the place of heads, where that is what replaces them."""
+        return averaged(self.model, self.model.layout, gone if self._averages else {})
+
     def _measure_base(self) -> None:
         if self._base:
             return
@@ -186,7 +198,9 @@ class Quality:
         for start in range(0, len(several), together):
             some = several[start : start + together]
             parts = [self._projections.without(block, gone.union(unit.heads)) for unit in some]
-            losses = self._run(removed, block, parts, task, at)
+            after = gone.union(*(unit.heads for unit in some))  # one unit, where running means stand for it
+            with self._averaged({**gone_of(removed), block: after}):
+                losses = self._run(removed, block, parts, task, at)
             yield from zip(some, losses, strict=True)
 
     def _run(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headwise import artifacts, saved
 from headwise.errors import InputError, RunError, UnsupportedError
 from headwise.models.card import model_card
-from headwise.models.cut_modules import cut_of
+from headwise.models.cut_modules import HeadCut, cut_of
 from headwise.models.loading.silence import silenced
 from headwise.models.source import weight_hash
 from headwise.models.stock import expressible
@@ -35,6 +35,8 @@ WEIGHTS: Final = "headwise"
 _NEW: Final = ".headwise-new-"
 #: What model, tokenizer and processor are saved as.
 _SUFFIXES: Final = (".json", ".safetensors", ".txt", ".model", ".jinja", ".spm", ".bpe", ".vocab", ".tiktoken")
+#: What few cuts have, and is left out of the others.
+_SELDOM: Final = ("narrow", "placeholder", "fit")
 _FOLDERS: Final = ("additional_chat_templates",)
 
 
@@ -98,7 +100,7 @@ def _document(model: Model, stock: bool) -> dict[str, Any]:
         "config": _named(module.config),
         "layout": "transformers" if stock else "headwise",
         "weights": {"files": [], "hash": weight_hash(module), "tied": _tied(module)},
-        "cuts": [{"module": path, **_plain(asdict(cut))} for path, cut in cuts if cut is not None],
+        "cuts": [{"module": path, **_told(cut)} for path, cut in cuts if cut is not None],
         "surgery": None if model.surgery is None else model.surgery.to_document(),
         "source": {"name": model.source.name, "revision": model.source.revision},
     }
@@ -106,6 +108,11 @@ def _document(model: Model, stock: bool) -> dict[str, Any]:
 
 def _named(thing: Any) -> dict[str, str]:
     return {"module": type(thing).__module__, "name": type(thing).__name__}
+
+
+def _told(cut: HeadCut) -> dict[str, Any]:
+    told = _plain(asdict(cut))
+    return {name: value for name, value in told.items() if value or name not in _SELDOM}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> Hea
     """
     module = root.get_submodule(cut.block.module)
     before = _attribute_values(module)
-    ways = list(tellings(module, cut.block, cut.kept))  # now: they are read off the module as it is before any of them
+    ways = list(tellings(module, cut.block, cut.kept, truth.calls.headed.get(cut.block.module, ())))  # of it as it is
     apply(root, cut.slices)
     whole = {one.path: _value(root, one.path) for one in (*cut.extras, *cut.rows)}
     reasons: list[str] = []

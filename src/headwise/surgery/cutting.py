@@ -17,7 +17,15 @@ from headwise.models.stock import replaced_while_running
 from headwise.surgery.caches import copied
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
-from headwise.surgery.slices import Slice, apply, extra_slices, projection_slices, refuse_shared, row_slices
+from headwise.surgery.slices import (
+    Slice,
+    apply,
+    extra_slices,
+    guessed_slices,
+    projection_slices,
+    refuse_shared,
+    row_slices,
+)
 from headwise.surgery.telling import bias_travels, tellings
 from headwise.surgery.watching import Calls, place_of, replaced_inputs
 
@@ -40,6 +48,7 @@ class BlockCut:
         extras: of what else seems to have an axis of heads; the proof decides which of them it is.
         rows: of linear layers beside the projections that seem to put out the heads side by side (keys of relative
             positions, gates); the proof decides, again.
+        guesses: of linear layers that may put out another width for every head; tried last.
     """
 
     block: Block
@@ -47,14 +56,23 @@ class BlockCut:
     slices: tuple[Slice, ...]
     extras: tuple[Slice, ...]
     rows: tuple[Slice, ...] = ()
+    guesses: tuple[Slice, ...] = ()
+
+    @property
+    def beside(self) -> tuple[Slice, ...]:
+        """What may have to be cut beside the projections."""
+        return (*self.extras, *self.rows, *self.guesses)
 
     @property
     def trials(self) -> tuple[tuple[Slice, ...], ...]:
-        """What may have to be cut beside the projections, the likeliest first: all, all but one, one kind, nothing."""
+        """What may have to be cut beside the projections, the likeliest first: all, all but one, one kind, nothing.
+
+        At the very end all of it with the guesses.
+        """
         every = (*self.extras, *self.rows)
         found = [every, self.extras, self.rows]
         found += [tuple(one for one in every if one is not other) for other in every[:_MOST]]
-        return tuple(dict.fromkeys((*found, ())))
+        return tuple(dict.fromkeys((*found, (), self.beside)))
 
 
 def planned_cuts(
@@ -82,7 +100,8 @@ def planned_cuts(
         extras += _joint_norms(root, block, kept)
         taken = {one.path for one in (*slices, *extras)}
         rows = [one for one in row_slices(root, block, kept) if one.path not in taken]
-        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows)))
+        guesses = [one for one in guessed_slices(root, block, kept) if one.path not in {row.path for row in rows}]
+        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows), tuple(guesses)))
     return cuts
 
 
@@ -121,7 +140,7 @@ def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> Hea
     before = _attribute_values(module)
     ways = list(tellings(module, cut.block, cut.kept, truth.calls.headed.get(cut.block.module, ())))  # of it as it is
     apply(root, cut.slices)
-    whole = {one.path: _value(root, one.path) for one in (*cut.extras, *cut.rows)}
+    whole = {one.path: _value(root, one.path) for one in cut.beside}
     reasons: list[str] = []
     for slices in cut.trials:
         for path, value in whole.items():

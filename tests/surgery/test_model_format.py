@@ -116,6 +116,9 @@ def test_every_place_changed_to_every_hostile_value(tmp_path: Path) -> None:
         ({"attributes": {"_parameters": 3}}, "it sets '_parameters'"),
         ({"attributes": {"training": 1}}, "it sets 'training'"),
         ({"config": {"architectures": 3}}, "it sets 'architectures'"),
+        ({"narrow": ["nothing"]}, "it narrows 'nothing'"),
+        ({"placeholder": {"q_proj": 2}}, "'q_proj' is no layer of a LlamaAttention without heads"),
+        ({"heads": [], "kv_map": None, "placeholder": {"nothing": 2}}, "'nothing' is no layer of a LlamaAttention"),
     ],
 )
 def test_cuts_that_contradict_themselves(change: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 The weights of a cut module are smaller, and its own forward code goes on to run. What that code reads beside the
 weights is kept true here: counts among the module's attributes; counts that it reads from its config, which it shares
-with modules that were not cut; and, where the code knows only even groups or where something with a head axis reaches
-it from outside (a bias that every layer shares), a function before attention that gives each head its key-value head
-and its part of what has a head axis.
+with modules that were not cut; arguments of its forward code that have a head axis (slopes that all layers share);
+and, where the code knows only even groups or hands on what has a head axis (a bias that travels from layer to layer),
+a function before attention that gives each head its key-value head and its part of what has a head axis.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from headwise.models.arguments import narrow_arguments, narrowed
+from headwise.models.fitting import fit_views
 from headwise.models.headless import run_without_heads
+from headwise.models.placeholder import run_on_placeholder
 from headwise.models.standin import own_function
 
 __all__ = ["CutConfig", "HeadCut", "cut_of", "install", "past_adapter", "restate"]
@@ -48,6 +51,11 @@ class HeadCut:
         fused: how many projections the weight of the keys holds.
         means: heads that are left in order to put out a running mean: their query is zero. Each with the heads that it
             stands for, itself the first, by the numbers before the first cut.
+        narrow: names of arguments of the module's forward code that are narrowed to the heads that are left before it
+            runs.
+        placeholder: where no head is left and the code runs on one of zeros: for each layer of the module that
+            projects its input the number of zeros that stand for what it puts out.
+        fit: whether impossible views in the code are given the last width that fits.
     """
 
     heads: tuple[int, ...]
@@ -61,6 +69,14 @@ class HeadCut:
     d_v: int = 0
     fused: int = 1
     means: tuple[tuple[int, ...], ...] = ()
+    narrow: tuple[str, ...] = ()
+    placeholder: Mapping[str, int] = field(default_factory=dict)
+    fit: bool = False
+
+    @property
+    def run(self) -> tuple[int, ...]:
+        """The heads that the module's code runs with, by their numbers before the first cut."""
+        return (0,) if self.placeholder else self.heads
 
     @property
     def adapts(self) -> bool:
@@ -85,8 +101,10 @@ def install(module: nn.Module, cut: HeadCut) -> None:
     elif isinstance(given, CutConfig):
         object.__setattr__(module, "config", base)
     object.__setattr__(module, _NAME, cut)
-    if not cut.heads:
-        run_without_heads(module, cut.fused)
+    narrow_arguments(module, cut.narrow, cut.run, cut.original)
+    run_without_heads(module, 0 if cut.run else cut.fused)
+    run_on_placeholder(module, cut.placeholder)
+    fit_views(module, on=cut.fit)
 
 
 def restate(owner: nn.Module) -> None:
@@ -203,21 +221,17 @@ def _adapting(before: str) -> Callable[..., Any]:
             index = torch.tensor(cut.kv_map, device=key.device)
             key, value = key.index_select(1, index), value.index_select(1, index)
         if cut.select:
-            attention_mask = _narrowed(attention_mask, cut)
-            extra = {name: _narrowed(given, cut) for name, given in extra.items()}
+            attention_mask = _left(attention_mask, cut)
+            extra = {name: _left(given, cut) for name, given in extra.items()}
         return function(module, query, key, value, attention_mask, *rest, **extra)
 
     return adapt
 
 
-def _narrowed(given: Any, cut: HeadCut) -> Any:
+def _left(given: Any, cut: HeadCut) -> Any:
     """A tensor (B or 1, H, ..., ...) or (H,) of all heads before the cut, narrowed to those that are left."""
-    if not isinstance(given, Tensor) or given.ndim not in (1, 4):
-        return given
-    axis = given.ndim // 4
-    if given.shape[axis] != cut.original or cut.original == 1:
-        return given
-    return given.index_select(axis, torch.tensor(cut.heads, dtype=torch.long, device=given.device))
+    whole = isinstance(given, Tensor) and given.ndim in (1, 4)
+    return narrowed(given, cut.run, cut.original) if whole else given
 
 
 _CODE = next(const for const in _adapting.__code__.co_consts if getattr(const, "co_name", None) == "adapt")

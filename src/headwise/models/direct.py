@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.models.cut_modules import cut_of
 from headwise.models.families import find_projections
 from headwise.models.probe import Probe, Record, run_model
 from headwise.models.torch_seam import Heads, locate
@@ -35,7 +36,8 @@ class DirectAttention:
 
 def find_direct(root: nn.Module, inputs: Mapping[str, Any], on_seam: Mapping[str, nn.Module]) -> DirectAttention:
     """Run ``root`` twice on ``inputs``: to find the modules, and to find out how each holds its heads."""
-    found = locate(root, lambda: run_model(root, inputs), set(on_seam.values()))
+    emptied = {part for part in root.modules() if (cut := cut_of(part)) is not None and not cut.heads}
+    found = locate(root, lambda: run_model(root, inputs), {*on_seam.values(), *emptied})
     if not found:
         return DirectAttention()
     probe = Probe(root, {**on_seam, **found}, direct={path: {} for path in found})

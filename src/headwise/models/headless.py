@@ -9,6 +9,7 @@ layer is made one that counts them. The cache of such a layer takes 0 bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-__all__ = ["HeadlessLayer", "run_without_heads"]
+from headwise.models.hooks import Running, drop_hooks
+
+__all__ = ["HeadlessLayer", "caches_of", "run_without_heads"]
 
 
 class HeadlessLayer(DynamicLayer):  # type: ignore[misc]
@@ -29,44 +32,32 @@ class HeadlessLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def run_without_heads(module: nn.Module, fused: int) -> None:
-    """Let the forward code of ``module`` run without heads; a second time changes nothing.
+    """Let the forward code of ``module`` run without heads; with ``fused`` 0 as it is.
 
     Args:
         module: the attention module.
         fused: into how many parts its code splits what its projections put out, where that has no columns.
     """
-    if any(isinstance(hook, _Enter) for hook in module._forward_pre_hooks.values()):
-        return
-    modes: list[TorchFunctionMode] = []
-    module.register_forward_pre_hook(_Enter(modes, fused))
-    module.register_forward_hook(_Leave(modes), with_kwargs=True, always_call=True)
+    drop_hooks(module, (_Emptied,))
+    if fused:
+        _Emptied(partial(_Views, fused)).put_around(module)
 
 
-class _Enter:
-    def __init__(self, modes: list[TorchFunctionMode], fused: int) -> None:
-        self.modes, self.fused = modes, fused
+class _Emptied(Running):
+    """Of modules without heads."""
 
-    def __call__(self, _module: nn.Module, _args: Any) -> None:
-        mode = _Views(self.fused)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        self.modes.append(mode)
-
-
-class _Leave:
-    def __init__(self, modes: list[TorchFunctionMode]) -> None:
-        self.modes = modes
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any = None) -> None:
-        if self.modes:
-            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for cache in _caches([*args, *kwargs.values()]):
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+        """After it ran: its layer of a cache counts its tokens."""
+        super().leave(module, args, kwargs, output)
+        for cache in caches_of([*args, *kwargs.values()]):
             for layer in cache.layers:
                 keys = getattr(layer, "keys", None)
                 if type(layer) is DynamicLayer and isinstance(keys, Tensor) and keys.ndim == 4 and keys.shape[1] == 0:
                     layer.__class__ = HeadlessLayer
 
 
-def _caches(given: list[Any]) -> Iterator[Cache]:
+def caches_of(given: list[Any]) -> Iterator[Cache]:
+    """The key-value caches among the arguments of a module."""
     for value in given:
         if isinstance(value, EncoderDecoderCache):
             yield from (value.self_attention_cache, value.cross_attention_cache)

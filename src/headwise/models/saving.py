@@ -36,6 +36,8 @@ WEIGHTS: Final = "headwise"
 _NEW: Final = ".headwise-new-"
 #: What model, tokenizer and processor are saved as.
 _SUFFIXES: Final = (".json", ".safetensors", ".txt", ".model", ".jinja", ".spm", ".bpe", ".vocab", ".tiktoken")
+#: What few cuts have, and is left out of the others.
+_SELDOM: Final = ("means", "narrow", "placeholder", "fit")
 _FOLDERS: Final = ("additional_chat_templates",)
 
 
@@ -99,7 +101,7 @@ def _document(model: Model, stock: bool) -> dict[str, Any]:
         "config": _named(module.config),
         "layout": "transformers" if stock else "headwise",
         "weights": {"files": [], "hash": weight_hash(module), "tied": _tied(module)},
-        "cuts": [{"module": path, **_plain(cut)} for path, cut in cuts if cut is not None],
+        "cuts": [{"module": path, **_told(cut)} for path, cut in cuts if cut is not None],
         "surgery": None if model.surgery is None else model.surgery.to_document(),
         "source": {"name": model.source.name, "revision": model.source.revision},
     }
@@ -109,10 +111,9 @@ def _named(thing: Any) -> dict[str, str]:
     return {"module": type(thing).__module__, "name": type(thing).__name__}
 
 
-def _plain(cut: HeadCut) -> dict[str, Any]:
-    """As JSON holds it; running means only where there are any."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(cut)))
-    return plain if plain["means"] else {name: value for name, value in plain.items() if name != "means"}
+def _told(cut: HeadCut) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(json.dumps(asdict(cut)))
+    return {name: value for name, value in told.items() if value or name not in _SELDOM}
 
 
 def _tied(module: nn.Module) -> dict[str, str]:

@@ -34,6 +34,10 @@ def expressible(module: nn.Module) -> str | None:
     for path, cut in cuts:
         if cut.adapts or cut.config:
             return f"{path}: its heads and key-value heads are paired by a map of their own"
+        if cut.narrow:
+            return f"{path}: what it is given for every head ({', '.join(cut.narrow)}) is narrowed to the heads left"
+        if cut.fit:
+            return f"{path}: its code lays the heads side by side as wide as its input, which they no longer are"
         if not cut.heads:
             return f"{path}: it has no heads left"
     why = _compared(module, getattr(module, "config", None))
@@ -78,7 +82,7 @@ def _candidates(module: nn.Module) -> Iterator[tuple[Any, bool]]:
     if not cuts or config is None:
         return
     shapes = {(cut.original, len(cut.heads), cut.kv_heads, cut.d_k) for _, cut in cuts}
-    if len(shapes) != 1 or any(cut.adapts for _, cut in cuts):
+    if len(shapes) != 1 or any(cut.adapts or cut.narrow or cut.fit for _, cut in cuts):
         return
     original, heads, kv_heads, d_k = shapes.pop()
     if heads:

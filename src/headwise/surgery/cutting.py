@@ -18,7 +18,15 @@ from headwise.surgery.averaging import Carriers, carriers_of, lay_means, refuse_
 from headwise.surgery.caches import copied
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
-from headwise.surgery.slices import Slice, apply, extra_slices, projection_slices, refuse_shared, row_slices
+from headwise.surgery.slices import (
+    Slice,
+    apply,
+    extra_slices,
+    guessed_slices,
+    projection_slices,
+    refuse_shared,
+    row_slices,
+)
 from headwise.surgery.telling import bias_travels, tellings
 from headwise.surgery.watching import Calls, place_of, replaced_inputs
 
@@ -42,6 +50,7 @@ class BlockCut:
         rows: of linear layers beside the projections that seem to put out the heads side by side (keys of relative
             positions, gates); the proof decides, again.
         carriers: heads that stay in order to put out a running mean, and which heads each stands for.
+        guesses: of linear layers that may put out another width for every head; tried last.
     """
 
     block: Block
@@ -50,14 +59,23 @@ class BlockCut:
     extras: tuple[Slice, ...]
     rows: tuple[Slice, ...] = ()
     carriers: Carriers = field(default_factory=dict)
+    guesses: tuple[Slice, ...] = ()
+
+    @property
+    def beside(self) -> tuple[Slice, ...]:
+        """What may have to be cut beside the projections."""
+        return (*self.extras, *self.rows, *self.guesses)
 
     @property
     def trials(self) -> tuple[tuple[Slice, ...], ...]:
-        """What may have to be cut beside the projections, the likeliest first: all, all but one, one kind, nothing."""
+        """What may have to be cut beside the projections, the likeliest first: all, all but one, one kind, nothing.
+
+        At the very end all of it with the guesses.
+        """
         every = (*self.extras, *self.rows)
         found = [every, self.extras, self.rows]
         found += [tuple(one for one in every if one is not other) for other in every[:_MOST]]
-        return tuple(dict.fromkeys((*found, ())))
+        return tuple(dict.fromkeys((*found, (), self.beside)))
 
 
 def planned_cuts(
@@ -98,7 +116,8 @@ def planned_cuts(
         extras += _joint_norms(root, block, kept)
         taken = {one.path for one in (*slices, *extras)}
         rows = [one for one in row_slices(root, block, kept) if one.path not in taken]
-        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows), carriers))
+        guesses = [one for one in guessed_slices(root, block, kept) if one.path not in {row.path for row in rows}]
+        cuts.append(BlockCut(block, kept, tuple(slices), tuple(extras), tuple(rows), carriers, tuple(guesses)))
     return cuts
 
 
@@ -135,11 +154,12 @@ def cut_block(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> Hea
     """
     module = root.get_submodule(cut.block.module)
     before = _attribute_values(module)
+    headed = truth.calls.headed.get(cut.block.module, ())
     # now: they are read off the module as it is before any of them
-    ways = list(tellings(module, cut.block, cut.kept, cut.carriers))
+    ways = list(tellings(module, cut.block, cut.kept, cut.carriers, headed))
     lay_means(root, cut.block, cut.carriers)
     apply(root, cut.slices)
-    whole = {one.path: _value(root, one.path) for one in (*cut.extras, *cut.rows)}
+    whole = {one.path: _value(root, one.path) for one in cut.beside}
     reasons: list[str] = []
     for slices in cut.trials:
         for path, value in whole.items():

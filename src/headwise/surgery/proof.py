@@ -112,7 +112,7 @@ def for_cut(truth: Truth, layout: HeadLayout, root: nn.Module, kept: Mapping[str
     counts = {path: (layout.blocks[path].kv_heads, one.kv) for path, one in kept.items()}
     found = narrowings_of(root, counts, cross)
     inputs = {path: narrowed(seen, found) for path, seen in truth.calls.inputs.items()}
-    calls = Calls(inputs, truth.calls.outputs)
+    calls = Calls(inputs, truth.calls.outputs, truth.calls.headed)
     return Truth(narrowed(truth.inputs, found), calls, truth.outputs, truth.noise)
 
 

@@ -14,7 +14,15 @@ from headwise.layout import Block, Projection
 from headwise.models.cut_modules import restate
 from headwise.surgery.keeping import Kept, fused_rows, head_rows
 
-__all__ = ["Slice", "apply", "extra_slices", "projection_slices", "refuse_shared", "row_slices"]
+__all__ = [
+    "Slice",
+    "apply",
+    "extra_slices",
+    "guessed_slices",
+    "projection_slices",
+    "refuse_shared",
+    "row_slices",
+]
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,27 @@ def row_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
             continue
         rows = tuple(widths[part.weight.shape[0]])
         found += [Slice(f"{path}.{one}", 0, rows) for one, _ in part.named_parameters(recurse=False)]
+    return found
+
+
+def guessed_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
+    """Slices of linear layers that read what the queries' projection reads and may put out some numbers per head.
+
+    Inkling's ``r_proj`` is such: what a head says of relative positions is narrower than its queries.
+    """
+    owner = module.get_submodule(block.module)
+    prefix = f"{block.module}." if block.module else ""
+    known = {one.parameter for one in (block.q, block.k, block.v, block.o) if one is not None}
+    query = None if block.q is None else module.get_submodule(block.q.parameter)
+    found: list[Slice] = []
+    for name, part in owner.named_modules():
+        path = prefix + name
+        if path in known or not isinstance(part, nn.Linear) or not isinstance(query, nn.Linear):
+            continue
+        rows, reads = part.weight.shape
+        if rows > block.query_heads and not rows % block.query_heads and reads == query.weight.shape[1]:
+            left = tuple(head_rows(kept.heads, rows // block.query_heads))
+            found += [Slice(f"{path}.{one}", 0, left) for one, _ in part.named_parameters(recurse=False)]
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, Final
 
 from torch import nn
@@ -35,14 +36,24 @@ _WIDTHS: Final = (
     "d_model",
 )
 _KV_WIDTHS: Final = ("kv_dim", "kv_size")
+#: How many arguments of one module may be narrowed.
+_MOST: Final = 4
 
 
-def tellings(module: nn.Module, block: Block, kept: Kept, carriers: Carriers) -> Iterator[HeadCut]:
+def tellings(
+    module: nn.Module, block: Block, kept: Kept, carriers: Carriers, headed: Sequence[str] = ()
+) -> Iterator[HeadCut]:
     """What the module may be told, the likeliest first; a proof on real input decides.
 
     The counts of heads and groups go by their names. A width (``embed_dim``) may be that of the heads side by side or
     that of the module's input, and what has a head axis may be the module's own or come from outside: both ways are
     given.
+
+    Args:
+        module: the attention module.
+        block: it before the cut.
+        kept: what is left of it.
+        headed: names of arguments that seem to hold something for every head.
     """
     before = cut_of(module)
     own = dict(before.config) if before is not None else {}
@@ -58,11 +69,55 @@ def tellings(module: nn.Module, block: Block, kept: Kept, carriers: Carriers) ->
         means=_means(before, block, kept, carriers),
     )
     used = _used(module)
-    for select in (True,) if travels or (before is not None and before.select) else (False, True):
+    config = {**own, **_config(module, kept, used)}
+    selects = (True,) if travels or (before is not None and before.select) else (False, True)
+    ways = [replace(base, select=select) for select in selects]
+    for telling in (*ways, *_outside(base, headed)):
         for widths in (True, False):
-            attributes = _attributes(module, block, kept, used, heads=not travels, widths=widths)
-            config = {**own, **_config(module, kept, used)}
-            yield replace(base, attributes=attributes, config=config, select=select)
+            heads = not travels or not telling.select
+            attributes = _attributes(module, block, kept, used, heads=heads, widths=widths)
+            yield replace(telling, attributes=attributes, config=config)
+    if not kept.heads:
+        yield from _on_placeholder(module, block, base, own, headed)
+
+
+def _on_placeholder(
+    module: nn.Module, block: Block, base: HeadCut, own: dict[str, int], headed: Sequence[str]
+) -> Iterator[HeadCut]:
+    """What a module is told of which no head is left and whose code runs on one head of zeros."""
+    assert block.q is not None
+    assert block.k is not None
+    assert block.v is not None
+    widths = {block.q.parameter: block.d_k, block.k.parameter: block.d_k, block.v.parameter: block.d_v}
+    if len(widths) == 1:
+        widths = {block.q.parameter: 2 * block.d_k + block.d_v}
+    inside = len(f"{block.module}.") if block.module else 0
+    base = replace(base, placeholder={path[inside:]: width for path, width in widths.items()})
+    one, used = Kept((0,), (0,), (0,)), _used(module)
+    config = {**own, **_config(module, one, used)}
+    for telling in (base, replace(base, select=True), *_outside(base, headed)):
+        for wide in (True, False):
+            attributes = _attributes(module, block, one, used, heads=True, widths=wide)
+            yield replace(telling, attributes=attributes, config=config)
+
+
+def _outside(base: HeadCut, headed: Sequence[str]) -> Iterator[HeadCut]:
+    """Tellings of what lies outside the module's own counts: arguments of all heads, and views as wide as its input."""
+    for narrow in _choices(headed):
+        yield replace(base, narrow=narrow)
+    yield replace(base, fit=True)
+    if headed:
+        yield replace(base, fit=True, narrow=tuple(headed))
+
+
+def _choices(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """What may be picked of a few names: all first, then all but one, and so on.
+
+    >>> list(_choices(["mask", "bias"]))
+    [('mask', 'bias'), ('mask',), ('bias',)]
+    """
+    for count in range(len(names[:_MOST]), 0, -1):
+        yield from combinations(names[:_MOST], count)
 
 
 def _means(before: HeadCut | None, block: Block, kept: Kept, carriers: Carriers) -> tuple[tuple[int, ...], ...]:

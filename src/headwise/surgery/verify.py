@@ -239,7 +239,7 @@ def _check_repaired(cuts: list[BlockCut], changed: tuple[str, ...], repairs: lis
 def _slices(cuts: list[BlockCut]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for cut in cuts:
-        for one in (*cut.slices, *cut.extras, *cut.rows):
+        for one in (*cut.slices, *cut.beside):
             found.setdefault(one.path, []).append(one)
     return found
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.layout import Block
+from headwise.models.arguments import of_heads
+from headwise.models.cut_modules import cut_of
 from headwise.surgery.caches import copied
 
 __all__ = ["Calls", "gated_run", "gating", "place_of", "replaced_inputs"]
@@ -28,10 +30,12 @@ class Calls:
     Attributes:
         inputs: for each block, what entered its place, call after call.
         outputs: for each block, what its output projection gave, call after call.
+        headed: for each block, the arguments of its attention module that seem to hold something for every head.
     """
 
     inputs: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = field(default_factory=dict)
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    headed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def place_of(block: Block) -> str:
@@ -54,7 +58,13 @@ def gated_run(
         for path, block in blocks.items():
             place = root.get_submodule(place_of(block))
             calls.inputs[path] = []
-            stack.callback(place.register_forward_pre_hook(_taking(calls.inputs[path]), with_kwargs=True).remove)
+            stack.callback(
+                place.register_forward_pre_hook(_taking(calls.inputs[path]), prepend=True, with_kwargs=True).remove
+            )
+            module = root.get_submodule(path)
+            stack.callback(
+                module.register_forward_pre_hook(_noting(calls, block), prepend=True, with_kwargs=True).remove
+            )
             _watch_output(root, block, calls, stack)
         stack.enter_context(gating(root, blocks, removed))
         yield
@@ -78,7 +88,9 @@ def replaced_inputs(root: nn.Module, blocks: Mapping[str, Block], given: Calls |
         for path, block in blocks.items():
             if given is not None:
                 place = root.get_submodule(place_of(block))
-                stack.callback(place.register_forward_pre_hook(_giving(given.inputs[path]), with_kwargs=True).remove)
+                stack.callback(
+                    place.register_forward_pre_hook(_giving(given.inputs[path]), prepend=True, with_kwargs=True).remove
+                )
             _watch_output(root, block, calls, stack)
         yield
 
@@ -97,6 +109,16 @@ def _taking(taken: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
         taken.append((copied(args), copied(kwargs)))
 
     return take
+
+
+def _noting(calls: Calls, block: Block) -> Any:
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cut = cut_of(module)
+        found = of_heads(module, args, kwargs, block.query_heads if cut is None else cut.original)
+        known = calls.headed.get(block.module, () if cut is None else cut.narrow)
+        calls.headed[block.module] = tuple(dict.fromkeys((*known, *found)))
+
+    return note
 
 
 def _giving(given: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise import artifacts
 from headwise.errors import ModelError, RunError
+from headwise.models.arguments import places_of
 from headwise.models.cut_modules import HeadCut, install, restate
 from headwise.models.loading.companions import FAILURES
 from headwise.models.loading.weights import refuse_pointer
@@ -94,6 +95,13 @@ def check_cut(part: nn.Module, path: str, cut: HeadCut) -> None:
         wrong = f"its means {list(cut.means)[:3]} are not of heads that are left"
     elif not 1 <= cut.fused <= 3:
         wrong = f"fused is {cut.fused}, not 1 to 3"
+    unknown = next((name for name in cut.narrow if name not in places_of(part)), None)
+    if unknown is not None:
+        wrong = f"it narrows {unknown!r}, which is no argument of {type(part).__name__}"
+    parts = dict(part.named_modules())
+    for name, width in cut.placeholder.items():
+        if cut.heads or not width or not isinstance(getattr(parts.get(name), "weight", None), Tensor):
+            wrong = f"{name!r} is no layer of a {type(part).__name__} without heads that could put out {width} zeros"
     for name in cut.attributes:
         if type(vars(part).get(name)) is not int:
             wrong = f"it sets {name!r}, which is no whole number of {type(part).__name__}"

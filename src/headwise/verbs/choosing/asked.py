@@ -105,7 +105,7 @@ class Asked:
             uniform=self.uniform,
             blocks=chosen,
         )
-        return pool, [f"heads stay where they cannot be cut out: {why}" for why in reasons.values()]
+        return pool, [f"heads stay where they cannot be cut out: {why}" for why in dict.fromkeys(reasons.values())]
 
 
 def _names(one: str, layout: HeadLayout, path: str) -> bool:

@@ -18,6 +18,7 @@ from headwise.plans import RIDGE, BlockShape, LayerCost, RunningMeanCost, units_
 from headwise.plans.layer_cost import Repair
 from headwise.surgery.cutting import planned_cuts
 from headwise.surgery.repair import moments_of
+from headwise.surgery.trial import tried
 
 __all__ = ["block_shapes", "cuttable", "layer_costs", "output_weights"]
 
@@ -68,7 +69,8 @@ def _width(root: nn.Module, projection: Projection) -> int:
 
 def cuttable(model: Model, unit: str) -> tuple[list[str], dict[str, str]]:
     """Blocks from which a unit can be cut out, and for the others why not."""
-    able, reasons = [], {}
+    units_tried: dict[str, tuple[int, ...]] = {}
+    reasons: dict[str, str] = {}
     for shape in block_shapes(model):
         block = model.layout.blocks[shape.block]
         units = units_of(shape, "group" if unit == "group" else "head")
@@ -79,8 +81,9 @@ def cuttable(model: Model, unit: str) -> tuple[list[str], dict[str, str]]:
         except UnsupportedError as error:
             reasons[shape.block] = str(error)
         else:
-            able.append(shape.block)
-    return able, reasons
+            units_tried[shape.block] = tuple(units[0].heads)
+    reasons |= tried(model, units_tried)
+    return [path for path in units_tried if path not in reasons], reasons
 
 
 def output_weights(model: Model, blocks: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:

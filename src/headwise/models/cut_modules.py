@@ -83,7 +83,7 @@ def install(module: nn.Module, cut: HeadCut) -> None:
         object.__setattr__(module, "config", base)
     object.__setattr__(module, _NAME, cut)
     if not cut.heads:
-        run_without_heads(module, cut.fused)
+        run_without_heads(module, cut.fused, cut.d_k)
 
 
 def restate(owner: nn.Module) -> None:

@@ -28,26 +28,27 @@ class HeadlessLayer(DynamicLayer):  # type: ignore[misc]
         return int(self.keys.shape[-2]) if self.is_initialized and self.keys is not None and self.keys.ndim == 4 else 0
 
 
-def run_without_heads(module: nn.Module, fused: int) -> None:
+def run_without_heads(module: nn.Module, fused: int, width: int) -> None:
     """Let the forward code of ``module`` run without heads; a second time changes nothing.
 
     Args:
         module: the attention module.
         fused: into how many parts its code splits what its projections put out, where that has no columns.
+        width: of a key, where nothing else tells how wide the heads are of which there are none.
     """
     if any(isinstance(hook, _Enter) for hook in module._forward_pre_hooks.values()):
         return
     modes: list[TorchFunctionMode] = []
-    module.register_forward_pre_hook(_Enter(modes, fused))
+    module.register_forward_pre_hook(_Enter(modes, fused, width))
     module.register_forward_hook(_Leave(modes), with_kwargs=True, always_call=True)
 
 
 class _Enter:
-    def __init__(self, modes: list[TorchFunctionMode], fused: int) -> None:
-        self.modes, self.fused = modes, fused
+    def __init__(self, modes: list[TorchFunctionMode], fused: int, width: int) -> None:
+        self.modes, self.fused, self.width = modes, fused, width
 
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        mode = _Views(self.fused)
+        mode = _Views(self.fused, self.width)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self.modes.append(mode)
 
@@ -77,29 +78,33 @@ def _caches(given: list[Any]) -> Iterator[Cache]:
 class _Views(TorchFunctionMode):
     """Tells what -1 stands for in a view of a tensor without elements, and splits such a tensor into parts."""
 
-    def __init__(self, fused: int) -> None:
+    def __init__(self, fused: int, width: int) -> None:
         super().__init__()
-        self.fused = fused
+        self.fused, self.width = fused, width
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func in (Tensor.view, Tensor.reshape, torch.reshape) and args and args[0].numel() == 0:
             shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
             if -1 in shape and 0 in shape:
-                return func(args[0], _resolved(tuple(args[0].shape), tuple(shape)))
+                return func(args[0], _resolved(tuple(args[0].shape), tuple(shape), self.width))
         if func in (Tensor.split, torch.split) and len(args) > 1 and args[1] == 0 and args[0].numel() == 0:
             return (args[0],) * self.fused
         return func(*args, **(kwargs or {}))
 
 
-def _resolved(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """``target`` with -1 replaced, after the axes that both have in common at either end.
+def _resolved(source: tuple[int, ...], target: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """``target`` with -1 replaced, after the axes that both have in common at either end; behind no heads by ``width``.
 
-    >>> _resolved((2, 7, 0), (2, -1, 0, 8))
+    >>> _resolved((2, 7, 0), (2, -1, 0, 8), 8)
     (2, 7, 0, 8)
-    >>> _resolved((2, 7, 0), (-1, 0))
+    >>> _resolved((2, 7, 0), (-1, 0), 8)
     (14, 0)
+    >>> _resolved((14, 0), (14, 3, 0, -1), 8)
+    (14, 3, 0, 8)
     """
     at = target.index(-1)
+    if at == len(target) - 1 and at and target[at - 1] == 0:
+        return (*target[:at], width)
     start, end = 0, 0
     while start < min(at, len(source)) and source[start] == target[start]:
         start += 1

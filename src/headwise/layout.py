@@ -58,12 +58,17 @@ class Projection:
         transposed: True for GPT-2's ``Conv1D``, whose weight is (in, out).
         arrangement: how heads are laid along the output (q, k, v) or input (o) axis, one of
             ``"heads"`` (head after head, this projection alone), ``"q|k|v"`` (blocks of a fused
-            weight), ``"(q,k,v) per head"``, ``"(q..,k,v) per group"``.
+            weight), ``"(q,k,v) per head"``, ``"(q..,k,v) per group"``, or ``"by head"`` (each head
+            where ``starts`` says, beside what belongs to others: an output gate, the head's keys or values).
+        starts: the first row of each head, for ``"by head"``.
+        width: how many rows a head has; 0 where that is d_k or d_v.
     """
 
     parameter: str
     transposed: bool
     arrangement: str
+    starts: tuple[int, ...] = ()
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,9 @@ class Block:
         o_path: dotted path of the module that applies W_O to the concatenated heads, or None
             where something else stands between the heads and the residual stream.
         unknown: for each part that is None, why.
+        gate: rows of a layer whose output each head is multiplied by on its way to W_O; None where there is none.
+        partial: for each part whose rows go with the heads but are not their whole map, why: a gate stands between
+            the heads and W_O, keys share numbers or read a latent.
     """
 
     module: str
@@ -94,6 +102,8 @@ class Block:
     o: Projection | None = None
     o_path: str | None = None
     unknown: tuple[tuple[str, str], ...] = ()
+    gate: Projection | None = None
+    partial: tuple[tuple[str, str], ...] = ()
 
     @property
     def even(self) -> bool:

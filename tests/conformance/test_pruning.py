@@ -14,11 +14,13 @@ import pruning
 from pruning import Pruned, judge_pruning, verdict_of
 from pruning_page import cells, section
 
-#: Twenty types: fused and separate projections, groups, sinks, relative positions, shared layers, windows, cross.
+#: Fused and separate projections, groups, sinks, relative positions, shared layers, windows, cross; gates, latents,
+#: shards, packed images.
 SAMPLE = [
     *("bert", "albert", "deberta-v2", "tapas", "big_bird", "wav2vec2-conformer", "swinv2", "vit"),
     *("gpt2", "gpt_neo", "gpt_bigcode", "llama", "qwen3", "gpt_oss", "falcon", "phi3"),
     *("t5", "bart", "whisper", "colpali", "gemma4_text"),
+    *("qwen3_5_text", "lfm3", "deepseek_v3", "codegen", "qwen2_5_vl_vision"),
 ]
 #: All heads of a layer cannot go: its code divides by their number.
 NOT_A_LAYER = ("deberta-v2", "falcon")

@@ -37,7 +37,7 @@ def token_elements(site: AttentionNumbers) -> int:
     """
     if not site.cached or site.shares_cache:
         return 0
-    if site.latent is not None and site.query_heads:
+    if site.latent is not None:  # of all heads, and it stays where none is left
         return site.latent.kv_rank + site.latent.rope
     return site.kv_heads * (site.d_k + site.d_v)
 

@@ -68,12 +68,26 @@ def _block(block: Block) -> dict[str, Any]:
         "unknown": [{"part": part, "reason": reason} for part, reason in block.unknown],
     }
     for part in _PARTS:
-        projection: Projection | None = getattr(block, part)
-        out[part] = projection and {
-            "parameter": projection.parameter,
-            "transposed": projection.transposed,
-            "arrangement": projection.arrangement,
-        }
+        out[part] = _projection(getattr(block, part))
+    if block.gate is not None:
+        out["gate"] = _projection(block.gate)
+    if block.partial:
+        out["partial"] = [{"part": part, "reason": reason} for part, reason in block.partial]
+    return out
+
+
+def _projection(projection: Projection | None) -> dict[str, Any] | None:
+    if projection is None:
+        return None
+    out: dict[str, Any] = {
+        "parameter": projection.parameter,
+        "transposed": projection.transposed,
+        "arrangement": projection.arrangement,
+    }
+    if projection.starts:
+        out["starts"] = list(projection.starts)
+    if projection.width:
+        out["width"] = projection.width
     return out
 
 
@@ -198,11 +212,7 @@ def _at(sites: tuple[Site, ...], index: int, where: str) -> Site:
 
 
 def _read_block(entry: Mapping[str, Any]) -> Block:
-    parts: dict[str, Any] = {
-        part: entry[part]
-        and Projection(entry[part]["parameter"], entry[part]["transposed"], entry[part]["arrangement"])
-        for part in _PARTS
-    }
+    parts: dict[str, Any] = {part: _read_projection(entry.get(part)) for part in (*_PARTS, "gate")}
     return Block(
         module=entry["module"],
         query_heads=entry["query_heads"],
@@ -212,8 +222,16 @@ def _read_block(entry: Mapping[str, Any]) -> Block:
         kv_map=tuple(entry["kv_map"]),
         o_path=entry["o_path"],
         unknown=tuple((reason["part"], reason["reason"]) for reason in entry["unknown"]),
+        partial=tuple((reason["part"], reason["reason"]) for reason in entry.get("partial", ())),
         **parts,
     )
+
+
+def _read_projection(entry: Mapping[str, Any] | None) -> Projection | None:
+    if entry is None:
+        return None
+    starts, width = tuple(entry.get("starts", ())), entry.get("width", 0)
+    return Projection(entry["parameter"], entry["transposed"], entry["arrangement"], starts, width)
 
 
 def _read_site(entry: Mapping[str, Any]) -> Site:

@@ -65,8 +65,8 @@ class HeadWeights:
 
     @property
     def o(self) -> Tensor | str:
-        """W_O of every query head, (H, D_v, E)."""
-        if self.block.o is None:
+        """W_O of every query head, (H, D_v, E); absent where a gate stands before it: z W_O is not what it gives."""
+        if self.block.o is None or "o" in dict(self.block.partial):
             return self._reason("o")
         return output_weight(self._module, self.block).detach().double().cpu()
 
@@ -132,17 +132,18 @@ class HeadWeights:
 
     def _reason(self, part: str) -> str:
         names = {"q": "query", "k": "key", "v": "value", "o": "output"}
-        return dict(self.block.unknown).get(part, f"the {names[part]} projection of the heads is not known")
+        reasons = {**dict(self.block.unknown), **dict(self.block.partial)}
+        return reasons.get(part, f"the {names[part]} projection of the heads is not known")
 
     def _part(self, part: str) -> Tensor | str:
         projection: Projection | None = getattr(self.block, part)
-        if projection is None:
+        if projection is None or part in dict(self.block.partial):
             return self._reason(part)
         weight = self._weight(projection)
         if weight.ndim != 2 or not weight.is_floating_point():
             return f"{projection.parameter} has a weight of {weight.dtype} with {weight.ndim} axes"
         rows = weight.T if projection.transposed else weight
-        return _rows_of(rows, self.block, projection.arrangement, part).double().cpu().transpose(1, 2)
+        return _rows_of(rows, self.block, projection, part).double().cpu().transpose(1, 2)
 
 
 def find_spectra(of: Iterable[HeadWeights], products: Collection[Product]) -> None:
@@ -171,13 +172,16 @@ def find_spectra(of: Iterable[HeadWeights], products: Collection[Product]) -> No
         weights._spectra[product] = values
 
 
-def _rows_of(rows_OE: Tensor, block: Block, arrangement: str, part: str) -> Tensor:
+def _rows_of(rows_OE: Tensor, block: Block, projection: Projection, part: str) -> Tensor:
     """The rows of one part, (heads of that part, width, E)."""
     heads, groups, d_k, d_v = block.query_heads, block.kv_heads, block.d_k, block.d_v
     share = heads // groups
     count, width = {"q": (heads, d_k), "k": (groups, d_k), "v": (groups, d_v)}[part]
+    arrangement = projection.arrangement
     if arrangement == "heads":
         return rows_OE.reshape(count, width, -1)
+    if arrangement == "by head":
+        return torch.stack([rows_OE[start : start + width] for start in projection.starts])
     if arrangement == "q|k|v":
         start = {"q": 0, "k": heads * d_k, "v": (heads + groups) * d_k}[part]
         return rows_OE[start : start + count * width].reshape(count, width, -1)

@@ -150,6 +150,7 @@ def _probe(
     root: nn.Module, inputs: Mapping[str, Any], plain: list[Tensor], masks: MaskMode, direct: DirectAttention
 ) -> Probe:
     probe = _new_probe(root, direct)
+    probe.by_gradient = True
     with probe.running(masks):
         outputs = tensors_of(run_model(root, inputs))
     if not probe.records:
@@ -281,16 +282,15 @@ def _block(probe: Probe, record: Record) -> Block:
     cut = cut_of(probe.root.get_submodule(record.path))
     if cut is not None and not cut.heads:
         return _empty_block(record.path, cut)
-    key, value, kv_map = record.key, record.value, None if cut is None else cut.kv_map
-    if kv_map is not None:  # each head came with its own copy of its key-value head
-        first = [kv_map.index(head) for head in range(max(kv_map) + 1)]
-        key, value = key[:, first], value[:, first]
-    found = find_projections(record.linears, record.query, key, value)
+    kv_map = None if cut is None else cut.kv_map
+    key, value, _ = record.groups(cut)
+    found, told = find_projections(record.linears, record.query, key, value), record.told
     heads, kv_heads = record.query.shape[1], key.shape[1]
     output, why = probe.output_projection(record)
-    unknown = list(found.unknown)
+    unknown = [one for one in found.unknown if one[0] not in told.found]
     if output is None:
         unknown.append(("o", why))
+    gate = _rooted(told.found.get("gate"), record.path)
     return Block(
         module=record.path,
         query_heads=heads,
@@ -298,12 +298,14 @@ def _block(probe: Probe, record: Record) -> Block:
         d_k=record.query.shape[3],
         d_v=record.value.shape[3],
         kv_map=kv_map or tuple(head // (heads // kv_heads) for head in range(heads)),
-        q=_rooted(found.q, record.path),
-        k=_rooted(found.k, record.path),
-        v=_rooted(found.v, record.path),
+        q=_rooted(found.q or told.found.get("q"), record.path),
+        k=_rooted(found.k or told.found.get("k"), record.path),
+        v=_rooted(found.v or told.found.get("v"), record.path),
         o=output,
         o_path=None if output is None else output.parameter,
         unknown=tuple(unknown),
+        gate=gate,
+        partial=tuple(told.partial.items()),
     )
 
 

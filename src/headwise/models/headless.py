@@ -31,16 +31,17 @@ class HeadlessLayer(DynamicLayer):  # type: ignore[misc]
         return int(self.keys.shape[-2]) if self.is_initialized and self.keys is not None and self.keys.ndim == 4 else 0
 
 
-def run_without_heads(module: nn.Module, fused: int) -> None:
+def run_without_heads(module: nn.Module, fused: int, width: int) -> None:
     """Let the forward code of ``module`` run without heads; with ``fused`` 0 as it is.
 
     Args:
         module: the attention module.
         fused: into how many parts its code splits what its projections put out, where that has no columns.
+        width: of a key, where nothing else tells how wide the heads are of which there are none.
     """
     drop_hooks(module, (_Emptied,))
     if fused:
-        _Emptied(partial(_Views, fused)).put_around(module)
+        _Emptied(partial(_Views, fused, width)).put_around(module)
 
 
 class _Emptied(Running):
@@ -68,29 +69,33 @@ def caches_of(given: list[Any]) -> Iterator[Cache]:
 class _Views(TorchFunctionMode):
     """Tells what -1 stands for in a view of a tensor without elements, and splits such a tensor into parts."""
 
-    def __init__(self, fused: int) -> None:
+    def __init__(self, fused: int, width: int) -> None:
         super().__init__()
-        self.fused = fused
+        self.fused, self.width = fused, width
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func in (Tensor.view, Tensor.reshape, torch.reshape) and args and args[0].numel() == 0:
             shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
             if -1 in shape and 0 in shape:
-                return func(args[0], _resolved(tuple(args[0].shape), tuple(shape)))
+                return func(args[0], _resolved(tuple(args[0].shape), tuple(shape), self.width))
         if func in (Tensor.split, torch.split) and len(args) > 1 and args[1] == 0 and args[0].numel() == 0:
             return (args[0],) * self.fused
         return func(*args, **(kwargs or {}))
 
 
-def _resolved(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """``target`` with -1 replaced, after the axes that both have in common at either end.
+def _resolved(source: tuple[int, ...], target: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """``target`` with -1 replaced, after the axes that both have in common at either end; behind no heads by ``width``.
 
-    >>> _resolved((2, 7, 0), (2, -1, 0, 8))
+    >>> _resolved((2, 7, 0), (2, -1, 0, 8), 8)
     (2, 7, 0, 8)
-    >>> _resolved((2, 7, 0), (-1, 0))
+    >>> _resolved((2, 7, 0), (-1, 0), 8)
     (14, 0)
+    >>> _resolved((14, 0), (14, 3, 0, -1), 8)
+    (14, 3, 0, 8)
     """
     at = target.index(-1)
+    if at == len(target) - 1 and at and target[at - 1] == 0:
+        return (*target[:at], width)
     start, end = 0, 0
     while start < min(at, len(source)) and source[start] == target[start]:
         start += 1

@@ -16,10 +16,13 @@ from headwise import kernels
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.kernels.problem import Problem, Wanted
 from headwise.layout import Projection
-from headwise.models.families.projections import Linear
+from headwise.models.by_gradient import Told, tell
+from headwise.models.cut_modules import HeadCut, cut_of
+from headwise.models.families.projections import Linear, find_projections
 from headwise.models.interface import answer, attend_as, delegate, enrol, expel
 from headwise.models.masks import CompactMaskError
 from headwise.models.problems import Call, problem_of
+from headwise.models.replay import Replay, taken
 from headwise.models.restore import held
 from headwise.models.standin import MaskMode
 from headwise.models.torch_seam import Heads, TorchSeam, by_torch
@@ -35,7 +38,7 @@ class Record:
 
     Attributes:
         path, call: the module and the ordinal of its call.
-        query, key, value: its tensors.
+        query, key, value: its tensors; parts joined along their length.
         causal, window: what the mask says.
         arguments: what the module's forward was given, by name.
         linears: linear layers inside the module, by path relative to it, with what they put out.
@@ -45,6 +48,8 @@ class Record:
         raw: z as the model has it, (..., Q, D_v), for such a call.
         settled: the model took its own softmax.
         reading: how a layer reads the heads of such a call, once one was seen to.
+        later: whether a linear layer of the module reads something as wide as the heads after the call.
+        told: what gradients tell of the module's weights, where values and names do not tell enough.
     """
 
     path: str
@@ -62,6 +67,19 @@ class Record:
     raw: Tensor | None = None
     settled: bool = False
     reading: Reading | None = None
+    later: bool = False
+    told: Told = field(default_factory=Told)
+
+    def groups(self, cut: HeadCut | None) -> tuple[Tensor, Tensor, list[int] | None]:
+        """Keys and values (B, G, K, D) of the module's own key-value heads, and which of those it gave they are.
+
+        In a module that was cut unevenly each head comes with its own copy of its key-value head.
+        """
+        kv_map = None if cut is None else cut.kv_map
+        if kv_map is None:
+            return self.key, self.value, None
+        first = [kv_map.index(head) for head in range(max(kv_map) + 1)]
+        return self.key[:, first], self.value[:, first], first
 
 
 def run_model(root: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -91,6 +109,7 @@ class Probe:
     root: nn.Module
     static: dict[str, nn.Module]
     keep_weights: bool = True
+    by_gradient: bool = False
     direct: Mapping[str, Mapping[int, Heads]] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     paths: dict[str, None] = field(default_factory=dict)
@@ -104,6 +123,8 @@ class Probe:
         }
         self.tracker = Tracker(self.root, self.static.values())
         self._arguments: dict[nn.Module, Mapping[str, Any]] = {}
+        self._given: dict[nn.Module, tuple[int, Any, Any]] = {}
+        self._replay: Replay | None = None
         self._outputs: dict[nn.Module, dict[str, Linear]] = {}
         self._inside: list[nn.Module] = []
         self._readers: dict[tuple[str, int], tuple[str, nn.Module]] = {}
@@ -134,6 +155,8 @@ class Probe:
 
     def take(self, call: Call, spot: Hashable) -> tuple[Tensor, Any]:
         """Compute a call twice, record it, and go on with the model's own output."""
+        if self._replay is not None:
+            return self._replay.take(call)
         path = self.names[call.module]
         self.paths[path] = None
         place = self.tracker.place(call.module, spot)
@@ -145,6 +168,8 @@ class Probe:
         if place.part:
             record = next(one for one in self.records if (one.path, one.call) == (path, place.call))
             record.z = torch.cat([record.z, flat], dim=1) if record.z.shape[::2] == flat.shape[::2] else record.z
+            record.query = _longer(record.query, call.query)
+            record.key, record.value = _longer(record.key, call.key), _longer(record.value, call.value)
             if raw is not None and record.raw is not None and record.raw.shape[:-2] == raw.shape[:-2]:
                 record.raw = torch.cat([record.raw, raw], dim=-2)
             record.error = record.error or error
@@ -203,33 +228,63 @@ class Probe:
         self._arguments[module] = {**dict(zip(names, args, strict=False)), **kwargs}
         self._outputs[module] = {}
         self._inside.append(module)
+        if self.by_gradient:
+            self._given[module] = (len(self.records), taken(args), taken(kwargs))
 
-    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+        if output is not None and self.by_gradient and self._replay is None and module in self._inside:
+            self._ask_gradients(module)
         if module in self._inside:
             del self._inside[self._inside.index(module) :]
 
-    def _puts_out(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _ask_gradients(self, module: nn.Module) -> None:
+        """Run a module again, with gradients, where its weights are not known otherwise."""
+        start, args, kwargs = self._given.pop(module)
+        path = self.names[module]
+        own = [record for record in self.records if record.path == path]
+        if len(own) != 1 or own[0] not in self.records[start:] or not own[0].query.shape[1] or own[0].error:
+            return
+        record = own[0]
+        key, value, first = record.groups(cut_of(module))
+        unknown = {part for part, _ in find_projections(record.linears, record.query, key, value).unknown}
+        place = (path, record.call)
+        if record.later and place not in self._readers and "an adapter" not in self._between.get(place, ""):
+            unknown.add("o")
+        if not unknown:
+            return
+        self._replay = Replay(module, first)
+        try:
+            record.told = tell(self._replay.run(args, kwargs), unknown, record.value.shape[3])
+        except RuntimeError:  # a module that does not run with gradients tells nothing
+            return
+        finally:
+            self._replay = None
+
+    def _puts_out(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not self._inside or not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
-            return
+            return None
         if not is_linear(module, args[0]):
-            return
+            return None
         outer = self._inside[-1]
         path, start = self.names[module], self.names[outer]
         if path.startswith(start + ".") or not start:
             relative = path[len(start) + 1 :] if start else path
+            if self._replay is not None:
+                return self._replay.puts_out(relative, args[0], output, transposed=isinstance(module, Conv1D))
             self._outputs[outer][relative] = Linear(relative, isinstance(module, Conv1D), output)
+        return None
 
     def _reads(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], Tensor) or not args[0].numel():
             return
+        if self._replay is not None:
+            if is_linear(module, args[0]):
+                self._replay.reads(self.names[module], args[0])
+            return
         if any(self._reads_direct(record, module, args[0]) for record in self._direct()):
             return
         for record in reversed(self.records[-4:]):
-            if (
-                record.raw is None
-                and args[0].numel() == record.z.numel() != 0
-                and torch.equal(args[0].reshape(record.z.shape), record.z)
-            ):
+            if record.raw is None and _holds(args[0], record.z):
                 place = (record.path, record.call)
                 if self.names[module].endswith(".base_layer"):
                     self._between.setdefault(place, f"an adapter on {self.names[module].removesuffix('.base_layer')}")
@@ -238,6 +293,9 @@ class Probe:
                 elif place not in self._readers and not isinstance(module, (nn.Dropout, nn.Identity)):
                     self._between.setdefault(place, f"{self.names[module]} ({type(module).__name__})")
                 return
+        last = self.records[-1] if self.records else None
+        if last is not None and self._inside and last.path == self.names[self._inside[-1]]:
+            last.later |= args[0].shape[-1] == last.z.shape[-1] and is_linear(module, args[0])
 
     def _reads_direct(self, record: Record, module: nn.Module, given: Tensor) -> bool:
         """Whether ``module`` reads the heads of a call outside the interface, and nothing beside; noted either way."""
@@ -284,6 +342,9 @@ class Probe:
         if place in self._readers and place not in self._between:
             path, module = self._readers[place]
             return Projection(path, isinstance(module, Conv1D), "heads"), ""
+        if record.told.output is not None:
+            module = self.root.get_submodule(record.told.output)
+            return Projection(record.told.output, isinstance(module, Conv1D), "heads"), ""
         if place in self._between:
             return None, f"{self._between[place]} stands between the heads and the output projection"
         return None, "no linear layer reads the heads as they leave attention"
@@ -305,6 +366,21 @@ def is_linear(module: nn.Module, given: Tensor | None = None) -> bool:
     ):
         return False
     return torch.allclose(type(module).forward(module, given), nn.Linear.forward(module, given), rtol=1e-4, atol=1e-6)
+
+
+def _holds(given: Tensor, z: Tensor) -> bool:
+    """Whether ``given`` is z (B, Q, H * D_v), in whatever shape, or z with the sequence before the batch."""
+    if given.numel() != z.numel() or not z.numel():
+        return False
+    if given.ndim == 3 and given.shape != z.shape and given.transpose(0, 1).shape == z.shape:
+        given = given.transpose(0, 1)
+    return torch.equal(given.reshape(z.shape), z)
+
+
+def _longer(before: Tensor, part: Tensor) -> Tensor:
+    """(B, heads, length, width) with another part behind it, where it fits."""
+    fits = before.ndim == part.ndim and before.shape[:2] == part.shape[:2] and before.shape[3:] == part.shape[3:]
+    return torch.cat([before, part], dim=2) if fits else before
 
 
 def _tolerance(dtype: torch.dtype) -> float:

@@ -13,6 +13,7 @@ from headwise.errors import ModelError, UnsupportedError
 from headwise.layout import Block, Projection
 from headwise.models.cut_modules import restate
 from headwise.surgery.keeping import Kept, fused_rows, head_rows
+from headwise.surgery.telling import sharded
 
 __all__ = [
     "Slice",
@@ -41,7 +42,7 @@ class Slice:
 
 
 def projection_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
-    """The slices of W_Q, W_K, W_V and W_O with their biases.
+    """The slices of W_Q, W_K, W_V, W_O and of a gate on the heads, with their biases.
 
     Raises:
         UnsupportedError: one of them is not known, or its arrangement cannot be cut; it is named.
@@ -58,20 +59,70 @@ def projection_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice
     assert block.k is not None
     assert block.v is not None
     assert block.o is not None
-    fused = {one.parameter for one in (block.q, block.k, block.v)}
     found_slices: list[Slice] = []
-    if len(fused) == 1 and block.q.arrangement != "heads":
-        rows = fused_rows(block, kept, block.q.arrangement)
-        whole = block.query_heads * block.d_k + block.kv_heads * (block.d_k + block.d_v)
-        found_slices += _linear(module, block.q, rows, whole)
-    else:
-        found_slices += _linear(module, block.q, head_rows(kept.heads, block.d_k), block.query_heads * block.d_k)
-        found_slices += _linear(module, block.k, head_rows(kept.kv, block.d_k), block.kv_heads * block.d_k)
-        found_slices += _linear(module, block.v, head_rows(kept.kv, block.d_v), block.kv_heads * block.d_v)
+    for several in _by_parameter(block, kept).values():
+        projection = several[0].projection
+        if any(one.projection.arrangement == "by head" for one in several):
+            found_slices += _without(module, block, several)
+        elif len(several) == 3 and projection.arrangement != "heads":
+            rows = fused_rows(block, kept, projection.arrangement)
+            whole = block.query_heads * block.d_k + block.kv_heads * (block.d_k + block.d_v)
+            found_slices += _linear(module, projection, rows, whole)
+        else:
+            for one in several:
+                rows = head_rows(one.left, one.width)
+                found_slices += _linear(module, one.projection, rows, one.count * one.width)
     columns = tuple(head_rows(kept.heads, block.d_v))
     _check_width(module, block.o, 0 if block.o.transposed else 1, block.query_heads * block.d_v)
     found_slices.append(Slice(f"{block.o.parameter}.weight", 0 if block.o.transposed else 1, columns))
     return _once(block, found_slices)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One projection of a block: how many heads of what width it makes, and which are left."""
+
+    projection: Projection
+    left: tuple[int, ...]
+    count: int
+    width: int
+
+    def rows(self, heads: Iterable[int]) -> list[int]:
+        starts = self.projection.starts or tuple(range(0, self.count * self.width, self.width))
+        return [starts[head] + at for head in heads for at in range(self.width)]
+
+
+def _by_parameter(block: Block, kept: Kept) -> dict[str, list[_Part]]:
+    """The projections of queries, keys, values and gates, those of one parameter together."""
+    found: dict[str, list[_Part]] = {}
+    for one, left, count, width in (
+        (block.q, kept.heads, block.query_heads, block.d_k),
+        (block.k, kept.kv, block.kv_heads, block.d_k),
+        (block.v, kept.kv, block.kv_heads, block.d_v),
+        (block.gate, kept.heads, block.query_heads, block.d_v),
+    ):
+        if one is not None:
+            found.setdefault(one.parameter, []).append(_Part(one, left, count, one.width or width))
+    return found
+
+
+def _without(module: nn.Module, block: Block, several: Sequence[_Part]) -> Iterator[Slice]:
+    """The slices of a parameter in which each head has its rows beside those of others: all but the gone heads' rows.
+
+    Where the module's code takes its rows shard by shard, those that are left come part by part, as of one shard.
+    """
+    projection = several[0].projection
+    weight = module.get_submodule(projection.parameter).weight
+    assert isinstance(weight, Tensor)
+    whole = weight.shape[1 if projection.transposed else 0]
+    parts = sorted(several, key=lambda one: one.rows([0]))
+    if sharded(module.get_submodule(block.module)) and sum(one.count * one.width for one in parts) == whole:
+        rows = [row for one in parts for row in one.rows(one.left)]
+    else:
+        gone = {row for one in parts for row in one.rows(sorted(set(range(one.count)) - set(one.left)))}
+        rows = [row for row in range(whole) if row not in gone]
+    least = 1 + max(max(one.rows(range(one.count))) for one in parts)
+    yield from _linear(module, projection, rows, max(whole, least))
 
 
 def _linear(module: nn.Module, projection: Projection, rows: Sequence[int], whole: int) -> Iterator[Slice]:
@@ -106,7 +157,7 @@ def extra_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
     """Slices of what else in an attention module has an axis of its heads: sinks, scales, gates, tables of biases."""
     owner = module.get_submodule(block.module)
     prefix = f"{block.module}." if block.module else ""
-    known = {one.parameter for one in (block.q, block.k, block.v, block.o) if one is not None}
+    known = {one.parameter for one in (block.q, block.k, block.v, block.o, block.gate) if one is not None}
     found: list[Slice] = []
     for name, value in [*owner.named_parameters(), *owner.named_buffers()]:
         path = prefix + name
@@ -121,13 +172,13 @@ def extra_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
 
 
 def row_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
-    """Slices of linear layers of an attention module, beside its projections, as wide as its heads side by side.
+    """Slices of linear layers and vectors of an attention module, beside its projections, as wide as all its heads.
 
     Keys of relative positions are such (and gates): W_R of Transformer-XL and of the Conformers.
     """
     owner = module.get_submodule(block.module)
     prefix = f"{block.module}." if block.module else ""
-    known = {one.parameter for one in (block.q, block.k, block.v, block.o) if one is not None}
+    known = {one.parameter for one in (block.q, block.k, block.v, block.o, block.gate) if one is not None}
     widths = {
         block.kv_heads * block.d_v: head_rows(kept.kv, block.d_v),
         block.kv_heads * block.d_k: head_rows(kept.kv, block.d_k),
@@ -141,6 +192,9 @@ def row_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
             continue
         rows = tuple(widths[part.weight.shape[0]])
         found += [Slice(f"{path}.{one}", 0, rows) for one, _ in part.named_parameters(recurse=False)]
+    for name, value in owner.named_parameters(recurse=False):  # biases beside a fused weight (DeBERTa)
+        if value.ndim == 1 and value.shape[0] in widths:
+            found.append(Slice(prefix + name, 0, tuple(widths[value.shape[0]])))
     return found
 
 

@@ -16,12 +16,13 @@ from headwise.models.standin import code_names, methods_of
 from headwise.surgery.averaging import Carriers
 from headwise.surgery.keeping import Kept
 
-__all__ = ["bias_travels", "tellings"]
+__all__ = ["bias_travels", "sharded", "tellings"]
 
 _HEADS: Final = (
     *("num_heads", "n_heads", "num_attention_heads", "n_head", "num_query_heads", "num_attn_heads", "nhead", "heads"),
-    "mp_num",
 )
+#: Into how many shards the code takes a weight apart: what is left is one.
+_SHARDS: Final = ("mp_num",)
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "num_attention_heads_kv")
 _GROUPS: Final = ("num_key_value_groups", "n_rep", "num_kv_groups")
 _WIDTHS: Final = (
@@ -136,6 +137,11 @@ def bias_travels(module: nn.Module) -> bool:
     return "position_bias" in inspect.signature(module.forward).parameters
 
 
+def sharded(module: nn.Module) -> bool:
+    """Whether the module's code takes its weight of queries, keys and values apart shard by shard (CodeGen)."""
+    return any(type(vars(module).get(name)) is int for name in _SHARDS)
+
+
 def _fused(block: Block) -> int:
     """How many projections the weight of the keys holds."""
     return sum(
@@ -159,6 +165,7 @@ def _attributes(
     each = (len(kept.heads) // len(kept.kv) if kept.even and kept.kv else 1) if kept.heads else 1
     known = {
         **dict.fromkeys(_KV_HEADS, (block.kv_heads, len(kept.kv))),
+        **dict.fromkeys(_SHARDS, (None, 1)),
         **dict.fromkeys(_GROUPS, (None, each if kept.even else 1)),
     }
     if heads:

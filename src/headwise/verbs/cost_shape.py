@@ -47,12 +47,12 @@ def read_shape(found: Found) -> AttentionNumbers:
         ModelError: the weights fit no whole number of heads, or the module says another number.
     """
     cut = cut_of(found.module)
-    if cut is not None:
+    if "kv_b_proj" in dict(found.module.named_children()) and set(found.separate) == {"q"}:
+        numbers = _latent(found, cut)
+    elif cut is not None:
         numbers = _cut(found, cut)
     elif isinstance(found.module, nn.MultiheadAttention):
         numbers = _torchs_own(found.module)
-    elif "kv_b_proj" in dict(found.module.named_children()):
-        numbers = _latent(found)
     elif found.fused is not None:
         numbers = _fused(found)
     else:
@@ -166,7 +166,7 @@ def _fused(found: Found) -> AttentionNumbers:
     )
 
 
-def _latent(found: Found) -> AttentionNumbers:
+def _latent(found: Found, cut: HeadCut | None) -> AttentionNumbers:
     children = dict(found.module.named_children())
     assert found.output is not None
     d_model, down = widths(children["kv_a_proj_with_mqa"])
@@ -174,9 +174,9 @@ def _latent(found: Found) -> AttentionNumbers:
     o_width, d_out = widths(found.output)
     query = children.get("q_proj") or children["q_b_proj"]
     d_in, q_width = widths(query)
-    d_k = _head_width(found, q_width)
+    d_k = _head_width(found, q_width) if cut is None else cut.d_k
     heads = _whole(found, "queries", q_width, d_k)
-    d_v = _whole(found, "values", o_width, heads, by="heads")
+    d_v = _whole(found, "values", o_width, heads, by="heads") if cut is None else cut.d_v
     rope = down - kv_rank
     if up != heads * (d_k - rope + d_v):
         raise ModelError(

@@ -47,7 +47,8 @@ def statistics(
 ) -> Statistics:
     """One streaming pass: for every attention layer the mean and covariance C of its concatenated head outputs.
 
-    C is centred and in float64; rows are all real rows, special tokens included. With ``gradients`` a backward pass per
+    Where a layer gates its heads before the output projection, they are taken behind that gate. C is centred and in
+    float64; rows are all real rows, special tokens included. With ``gradients`` a backward pass per
     batch gives G = E[g g^T] as well, g the gradient of the loss (summed over an example) at the layer's output. The
     energy of the residual stream at each layer's input comes along. ``.save(path)`` writes a safetensors file.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,20 @@ from headwise.trace import PADDING, row_kinds
 __all__ = ["CovarianceObserver", "layer_of", "taken_rows"]
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of one call that wait for what the output projection reads: (B, Q) which are taken, and their weights."""
+
+    site: Site
+    taken: Tensor
+    weights: Tensor | None
+
+
 class CovarianceObserver:
     """Adds up the concatenated head outputs of every site, and the energy of the residual stream before its layer.
+
+    Where the layer gates its heads on their way to the output projection, what that projection reads is added up
+    instead, inside :meth:`watching`: it is what planning and repair are about.
 
     Use it with :func:`headwise.trace.run`, inside :meth:`watching` for the energies; see :func:`headwise.statistics`.
 
@@ -48,6 +61,7 @@ class CovarianceObserver:
         self._energy: dict[Site, tuple[float, float, int]] = {}
         self._inputs: dict[str, Tensor] = {}
         self._layers: dict[str, str] = {}
+        self._gated: dict[str, list[_Rows]] = {}
 
     @contextmanager
     def watching(self, module: nn.Module, layout: HeadLayout) -> Iterator[CovarianceObserver]:
@@ -57,6 +71,10 @@ class CovarianceObserver:
             layer = layer_of(module, path)
             if layer is not None:
                 self._layers[path] = layer
+        for path, block in layout.blocks.items():
+            if block.o is not None and "o" in dict(block.partial):
+                self._gated[path] = []
+                handles.append(module.get_submodule(block.o.parameter).register_forward_pre_hook(self._read(path)))
         try:
             for layer in dict.fromkeys(self._layers.values()):
                 hook = self._keep(layer)
@@ -66,6 +84,22 @@ class CovarianceObserver:
             for handle in handles:
                 handle.remove()
             self._inputs.clear()
+            self._gated.clear()
+
+    def _read(self, path: str) -> Any:
+        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            waiting = self._gated[path]
+            if not waiting:
+                return
+            taken_BQ = torch.cat([one.taken for one in waiting], dim=1)
+            weights_BQ = None
+            if waiting[0].weights is not None:
+                weights_BQ = torch.cat([one.weights for one in waiting if one.weights is not None], dim=1)
+            site = waiting[0].site
+            waiting.clear()
+            self._add(site, args[0].detach().reshape(*taken_BQ.shape, -1), taken_BQ, weights_BQ)
+
+        return hook
 
     def _keep(self, layer: str) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -85,13 +119,9 @@ class CovarianceObserver:
         """Take the rows of one call."""
         taken_BQ = self.taken[call.site] = taken_rows(call, batch, self.skip_first)
         heads, d_v = call.z.shape[1], call.z.shape[3]
-        flat_BQW = call.z.detach().transpose(1, 2).flatten(2)
-        means = 0
-        if self.running_means:
-            means_BQW = _running_means(call)
-            means = means_BQW.shape[-1] // d_v
-            flat_BQW = torch.cat([flat_BQW, means_BQW.to(flat_BQW)], dim=-1)
-        scatter = self.scatters.setdefault(call.site, Scatter((heads + means) * d_v, flat_BQW.device))
+        means_BQW = _running_means(call) if self.running_means and call.block.module not in self._gated else None
+        means = 0 if means_BQW is None else means_BQW.shape[-1] // d_v
+        self.scatters.setdefault(call.site, Scatter((heads + means) * d_v, call.z.device))
         self._shape[call.site] = (heads, d_v, means)
         squares_BQ = self._squares(call, taken_BQ)
         weights_BQ = None
@@ -99,10 +129,20 @@ class CovarianceObserver:
             weights_BQ = _counts(call.site, taken_BQ) / squares_BQ
             weights_BQ[squares_BQ == 0] = 0.0
         self._add_energy(call.site, taken_BQ, squares_BQ, weights_BQ)
-        if bool(taken_BQ.all()):
-            scatter.add(flat_BQW.flatten(0, 1), None if weights_BQ is None else weights_BQ.flatten())
+        if call.block.module in self._gated:
+            self._gated[call.block.module].append(_Rows(call.site, taken_BQ, weights_BQ))
         else:
-            scatter.add(flat_BQW[taken_BQ], None if weights_BQ is None else weights_BQ[taken_BQ])
+            flat_BQW = call.z.detach().transpose(1, 2).flatten(2)
+            if means_BQW is not None:
+                flat_BQW = torch.cat([flat_BQW, means_BQW.to(flat_BQW)], dim=-1)
+            self._add(call.site, flat_BQW, taken_BQ, weights_BQ)
+
+    def _add(self, site: Site, rows_BQW: Tensor, taken_BQ: Tensor, weights_BQ: Tensor | None) -> None:
+        scatter = self.scatters[site]
+        if bool(taken_BQ.all()):
+            scatter.add(rows_BQW.flatten(0, 1), None if weights_BQ is None else weights_BQ.flatten())
+        else:
+            scatter.add(rows_BQW[taken_BQ], None if weights_BQ is None else weights_BQ[taken_BQ])
 
     def _squares(self, call: AttentionCall, taken_BQ: Tensor) -> Tensor | None:
         """(B, Q) squared norm of the residual stream at the layer's input; None where it was not seen."""

@@ -39,12 +39,12 @@ def block_shapes(
 def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None, intercepts: bool) -> BlockShape:
     root = model.module
     width = _width(root, block.o) if block.o else 0
-    per_head = _rows(root, block.q, block.d_k) + block.d_v * width
+    per_head = _rows(root, block.q, block.d_k) + _rows(root, block.gate, block.d_v) + block.d_v * width
     added = width if intercepts and block.o and not _has_bias(root, block.o) else 0
     per_kv = _rows(root, block.k, block.d_k) + _rows(root, block.v, block.d_v)
     cached = sum(site.block == block.module and site.key.stack == "decoder" for site in layout.sites)
-    if not hasattr(model.config, "use_cache") or block.k is None or block.v is None:
-        cached = 0
+    if not hasattr(model.config, "use_cache") or block.k is None or block.v is None or "k" in dict(block.partial):
+        cached = 0  # none, or a latent of all heads, which stays
     bytes_per_kv = cached * (block.d_k + block.d_v) * model.dtype.itemsize
     return BlockShape(block.module, block.kv_map, per_head, per_kv, added, float(bytes_per_kv), seconds)
 
@@ -55,7 +55,7 @@ def _rows(root: nn.Module, projection: Projection | None, width: int) -> int:
         return 0
     owner: Any = root.get_submodule(projection.parameter)
     reads = owner.weight.shape[0 if projection.transposed else 1]
-    return width * (int(reads) + _has_bias(root, projection))
+    return (projection.width or width) * (int(reads) + _has_bias(root, projection))
 
 
 def _has_bias(root: nn.Module, projection: Projection) -> bool:

@@ -242,8 +242,9 @@ class Quality:
         """Playing back copies must give the loss of a whole pass, to rounding."""
         self._checked = True
         part = self._projections.without(block, gone_of(removed).get(block, frozenset()))
+        other = (torch.zeros_like(part[0]), part[1])  # a copy that reaches into another one's rows is seen by it
         try:
-            found = self._run(removed, block, [part, part], task, at)
+            found = self._run(removed, block, [part, other, part], task, at)[::2]
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, KeyError):
             found = torch.full((2, 1), torch.nan)
         scale = float(self._base[at].abs().max()) + 1e-2 if self._base[at].numel() else 1.0

@@ -133,13 +133,15 @@ Block* room_for_rows(Call& c) {
 
 PyObject* objects(Block* output, Block* rows) {
   PyObject* tuple = PyTuple_New(rows ? 6 : 1);
-  bool sound = tuple != nullptr;
-  if (sound) {
-    sound = hand_over(output, 1, tuple, 0);
-    if (rows) sound = hand_over(rows, 5, tuple, 1) && sound;
+  if (!tuple) {  // no piece has an owner yet
+    std::free(output);
+    std::free(rows);
+    return nullptr;
   }
+  bool sound = hand_over(output, 1, tuple, 0);
+  if (rows) sound = hand_over(rows, 5, tuple, 1) && sound;
   if (sound) return tuple;
-  Py_XDECREF(tuple);
+  Py_DECREF(tuple);
   return nullptr;
 }
 

@@ -30,9 +30,10 @@ __all__ = [
     "averaged",
     "carriers_of",
     "lay_means",
-    "refuse_biased_norms",
+    "refuse_uneven_heads",
     "refuse_uneven_scores",
     "still_zero",
+    "uneven_scores",
 ]
 
 #: For each carrier the heads that it stands for, itself the first.
@@ -127,12 +128,19 @@ def _without(axis: int, rows: list[int]) -> Any:
     return still
 
 
-def refuse_biased_norms(root: nn.Module, block: Block) -> None:
-    """Refuse a block whose queries go through a norm with a bias: it makes them something where they were zero.
+def refuse_uneven_heads(root: nn.Module, block: Block) -> None:
+    """Refuse a block whose queries go through a norm with a bias, or whose heads are gated before W_O.
+
+    The norm makes queries something where they were zero. A gate makes running means of one key-value head differ.
 
     Raises:
-        UnsupportedError: the norm is named.
+        UnsupportedError: the norm is named, or the gate told.
     """
+    if "o" in dict(block.partial):
+        raise UnsupportedError(
+            f"{block.module}: every head has a gate of its own before W_O, so no head can put out the running mean of "
+            f"others; {_INSTEAD}"
+        )
     for name, part in root.get_submodule(block.module).named_modules():
         last = name.rpartition(".")[2].lower()
         of_queries = "Norm" in type(part).__name__ and any(word in name.lower() for word in _OF_QUERIES)
@@ -152,37 +160,49 @@ def refuse_uneven_scores(model: Model, layout: HeadLayout, carriers: Mapping[str
     Raises:
         UnsupportedError: the block is named, and what is added to its scores.
     """
+    for why in uneven_scores(model, layout, carriers, inputs).values():
+        raise UnsupportedError(why)
+
+
+def uneven_scores(model: Model, layout: HeadLayout, carriers: Mapping[str, Carriers], inputs: Any) -> Mapping[str, str]:
+    """For each block whose carriers would not put out a plain mean why not: from one run in which W_Q gives them 0.
+
+    Args:
+        model: as before afterwards.
+        layout: its heads.
+        carriers: of each block, by path.
+        inputs: keyword arguments of a forward pass.
+    """
     blocks = {path: layout.blocks[path] for path, found in carriers.items() if found}
+    watch = _Watch({path: list(carriers[path]) for path in blocks})
     if not blocks:
-        return
+        return watch.found
     root = model.module
     with ExitStack() as stack:
         stack.enter_context(unchanged(root))
         for path, block in blocks.items():
             assert block.q is not None
-            rows = query_rows(block, list(carriers[path]))
+            rows = query_rows(block, watch.heads[path])
             handle = root.get_submodule(block.q.parameter).register_forward_hook(_zeroing(rows))
             stack.callback(handle.remove)
-        stack.enter_context(observe(model, _Watch(carriers), whole_masks=True))
+        stack.enter_context(observe(model, watch, whole_masks=True))
         run_model(root, copied(inputs))
+    return watch.found
 
 
 class _Watch:
-    """Looks at the scores of carriers."""
+    """Looks at the scores of carriers; ``found`` says of which blocks they are not all equal, and why."""
 
-    def __init__(self, carriers: Mapping[str, Carriers]) -> None:
-        self.carriers = carriers
+    def __init__(self, heads: Mapping[str, list[int]]) -> None:
+        self.heads = heads
+        self.found: dict[str, str] = {}
 
     def want(self, site: Site, problem: Problem) -> Wanted | None:
-        """Nothing; refuses what is not even.
-
-        Raises:
-            UnsupportedError: why not.
-        """
-        heads = list(self.carriers.get(site.block, {}))
+        """Nothing."""
+        heads = self.heads.get(site.block)
         why = _uneven(problem, heads) if heads else None
-        if why is not None:
-            raise UnsupportedError(
+        if why is not None and heads:
+            self.found[site.block] = (
                 f"{site.block}: {why}, so its head {heads[0]} would not put out the plain mean of what it may see "
                 f"without a query; {_INSTEAD}"
             )

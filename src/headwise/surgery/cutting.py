@@ -14,7 +14,7 @@ from headwise.models.cut_modules import HeadCut, install, restate
 from headwise.models.discovery import MODEL_FAILURES
 from headwise.models.restore import unchanged
 from headwise.models.stock import replaced_while_running
-from headwise.surgery.averaging import Carriers, carriers_of, lay_means, refuse_biased_norms
+from headwise.surgery.averaging import Carriers, carriers_of, lay_means, refuse_uneven_heads
 from headwise.surgery.caches import copied
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
@@ -107,7 +107,7 @@ def planned_cuts(
     for path, block in blocks.items():
         means = set((running or {}).get(path, ()))
         if means:
-            refuse_biased_norms(root, block)
+            refuse_uneven_heads(root, block)
         carriers = carriers_of(root.get_submodule(path), block, means, set(removed[path]) - means)
         kept = kept_of(block, set(removed[path]) - set(carriers))
         slices = projection_slices(root, block, kept)

@@ -23,7 +23,17 @@ from headwise.surgery.caches import copied, holds_cache, narrowed, narrowings_of
 from headwise.surgery.keeping import Kept
 from headwise.surgery.watching import Calls, gated_run, replaced_inputs
 
-__all__ = ["BOUND", "Truth", "bound_of", "for_cut", "largest_difference", "outputs_of", "prove", "truth_of"]
+__all__ = [
+    "BOUND",
+    "Truth",
+    "bound_of",
+    "first_that_runs",
+    "for_cut",
+    "largest_difference",
+    "outputs_of",
+    "prove",
+    "truth_of",
+]
 
 #: Difference that float32 may make in one layer, as a part of its largest output.
 BOUND: Final = 1e-5
@@ -80,7 +90,7 @@ def truth_of(
     zeroed = {path: tuple(head for head in heads if head not in means.get(path, ())) for path, heads in removed.items()}
     calls = Calls()
     with unchanged(root):
-        inputs, plain = _first_that_runs(model, example)
+        inputs, plain = first_that_runs(model, example)
         with averaged(model, layout, means), gated_run(root, blocks, zeroed, calls):
             outputs = tensors_of(run_model(root, copied(inputs)))
         noise = None
@@ -116,7 +126,12 @@ def for_cut(truth: Truth, layout: HeadLayout, root: nn.Module, kept: Mapping[str
     return Truth(narrowed(truth.inputs, found), calls, truth.outputs, truth.noise)
 
 
-def _first_that_runs(model: Model, example: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[Tensor]]:
+def first_that_runs(model: Model, example: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[Tensor]]:
+    """The example, or the model's, or the first made for it that it runs on; and what it puts out.
+
+    Raises:
+        InputError: there is none.
+    """
     given = example if example is not None else model.example
     tries = [dict(given)] if given is not None else candidates(model.module)
     failures: list[Exception] = []

@@ -14,9 +14,12 @@ from headwise.errors import InputError, UnsupportedError
 from headwise.layout import Block, HeadLayout, Projection
 from headwise.measures.covariance import Statistics
 from headwise.models import Model, output_weight
+from headwise.models.restore import unchanged
 from headwise.plans import RIDGE, BlockShape, LayerCost, RunningMeanCost, units_of
 from headwise.plans.layer_cost import Repair
+from headwise.surgery.averaging import Carriers, uneven_scores
 from headwise.surgery.cutting import planned_cuts
+from headwise.surgery.proof import first_that_runs
 from headwise.surgery.repair import moments_of
 from headwise.surgery.trial import tried
 
@@ -67,22 +70,30 @@ def _width(root: nn.Module, projection: Projection) -> int:
     return int(owner.weight.shape[1 if projection.transposed else 0])
 
 
-def cuttable(model: Model, unit: str) -> tuple[list[str], dict[str, str]]:
-    """Blocks from which a unit can be cut out, and for the others why not."""
+def cuttable(model: Model, unit: str, *, running: bool = False) -> tuple[list[str], dict[str, str]]:
+    """Blocks from which a unit can be cut out (``running``: replaced by a running mean), and for the others why not."""
     units_tried: dict[str, tuple[int, ...]] = {}
     reasons: dict[str, str] = {}
+    carriers: dict[str, Carriers] = {}
     for shape in block_shapes(model):
         block = model.layout.blocks[shape.block]
         units = units_of(shape, "group" if unit == "group" else "head")
         if not units:  # all its heads have gone before
             continue
         try:
-            planned_cuts(model.module, {shape.block: block}, {shape.block: units[0].heads})
+            gone = {shape.block: tuple(range(block.query_heads)) if running else units[0].heads}
+            (planned,) = planned_cuts(model.module, {shape.block: block}, gone, gone if running else None)
         except UnsupportedError as error:
             reasons[shape.block] = str(error)
         else:
             units_tried[shape.block] = tuple(units[0].heads)
-    reasons |= tried(model, units_tried)
+            carriers[shape.block] = planned.carriers
+    if running and units_tried:
+        with unchanged(model.module):
+            inputs, _ = first_that_runs(model, None)
+        reasons |= uneven_scores(model, model.layout, carriers, inputs)
+    elif not running:
+        reasons |= tried(model, units_tried)
     return [path for path in units_tried if path not in reasons], reasons
 
 

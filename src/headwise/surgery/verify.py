@@ -55,6 +55,14 @@ class Verification:
     recorded: bool
     healed: int = 0
 
+    def __repr__(self) -> str:
+        heads = sum(map(len, self.removed.values()))
+        return (
+            f"Verification({heads} heads of {len(self.removed)} blocks are gone, {len(self.proof.layers)} layer calls "
+            f"proved, {len(self.repaired)} projections repaired, {self.healed} weights healed, {self.unchanged} the "
+            f"same bit for bit, recorded: {self.recorded})"
+        )
+
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
         return asdict(self)

@@ -302,7 +302,8 @@ class Work:
             seconds = layer_seconds(self.model, sample(self.part(), self.asked.sample))
         layers, whole = seconds or ({}, None)
         added = self.asked.repair in INTERCEPTS or self.asked.replacement == "constant"
-        ledger = Ledger(block_shapes(self.model, layers, intercepts=added), _parameters(self.model.module), whole)
+        shapes = block_shapes(self.model, layers, intercepts=added, uniform=pool.uniform)
+        ledger = Ledger(shapes, _parameters(self.model.module), whole)
         self.budget.check(ledger)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.asked.seed)

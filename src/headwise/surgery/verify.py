@@ -253,8 +253,9 @@ def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut], changed
         owner: Any = module.get_submodule(path)
         theirs = getattr(after.get_submodule(path), last)
         mine = getattr(owner, last)
-        if mine is None:  # an intercept that the repair added
-            setattr(owner, last, nn.Parameter(theirs.detach().clone()))
+        if mine is None:  # an intercept that the repair added, or what came with it and was trained
+            rows = [one for one in slices.get(f"{path}.weight", ()) if one.axis == int(hasattr(owner, "nf"))]
+            setattr(owner, last, nn.Parameter(_widened(theirs.detach(), owner, rows)))
             continue
         with torch.no_grad():
             if mine.shape == theirs.shape:
@@ -266,3 +267,13 @@ def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut], changed
             index = torch.tensor(cut.keep, dtype=torch.long, device=mine.device)
             mine.index_copy_(cut.axis, index, theirs.to(mine))
     return replace(before, module=module)
+
+
+def _widened(bias: Tensor, owner: Any, rows: list[Any]) -> Tensor:
+    """A bias of the rows that are left as one of all rows of an uncut layer, zero in the others."""
+    cut = next((one for one in rows if len(one.keep) == bias.shape[0]), None)
+    if cut is None:
+        return bias.clone()
+    whole = bias.new_zeros(owner.weight.shape[cut.axis])
+    whole[torch.tensor(cut.keep, dtype=torch.long, device=bias.device)] = bias
+    return whole

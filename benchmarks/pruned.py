@@ -82,7 +82,8 @@ def one(asked: argparse.Namespace) -> dict[str, Any]:
     gone, heads = sum(map(len, plan.values())), sum(block.query_heads for block in blocks.values())
     print(f"heads: {gone} of {heads} go ({asked.plan}); {found.threads} threads")
     print(f"pass of {found.batch} x {found.length}: {found.before * 1e3:.0f} ms, gated {found.gated * 1e3:.0f} ms, "
-          f"cut {found.after * 1e3:.0f} ms: {found.speedup:.3f} times as fast; attention layers "
+          f"cut {found.after * 1e3:.0f} ms: {found.speedup:.3f} times as fast ({min(found.ratios):.2f} to "
+          f"{max(found.ratios):.2f}); attention layers "
           f"{layers[0] * 1e3:.0f} -> {layers[1] * 1e3:.0f} ms", flush=True)  # fmt: skip
     document: dict[str, Any] = {"timing": found.to_document(), "speedup": found.speedup, "ledger": ledger}
     if asked.time:

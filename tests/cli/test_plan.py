@@ -136,6 +136,7 @@ def test_a_comparison(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path
     assert curves["michel", "none", None]["passes"] == 3
     assert document["held_out"]["passages"] == 4
     assert "random 1" in out
+    assert max(map(len, out.splitlines())) <= 100
     assert figure.read_text().count("<svg") == 1
 
 

@@ -270,3 +270,23 @@ def test_healing_that_cannot_be_meant(
     status, _, err = run(capsys, "prune", folder, "--heads", "model.layers.1:1", *arguments, "-o", tmp_path / "small")
     assert status == 2
     assert words in err
+
+
+def test_a_stock_checkpoint_is_promised_or_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, text = tmp_path / "small", ("--inputs", folder / "inputs.jsonl")
+    everywhere = [part for layer in (0, 1) for part in ("--heads", f"model.layers.{layer}:0,1")]
+    status, out, err = run(capsys, "prune", folder, *everywhere[:2], *text, "--stock", "-o", small)
+    assert (status, out) == (1, "")
+    assert "stock: a checkpoint of plain transformers has the same number of heads in every layer" in err
+    assert "headwise plan --uniform" in err
+    assert not small.exists()
+    status, out, err = run(capsys, "prune", folder, *everywhere, *text, "--stock", "-o", small)
+    assert status == 0, err
+    assert "loaded by: hw.load, and from_pretrained of plain transformers" in out
+    assert (small / "model.safetensors").exists()
+    assert json.loads((small / "config.json").read_text())["attention_bias"] is True
+    status, out, err = run(capsys, "verify", folder, small)
+    assert status == 0, err
+    assert "repaired: 2 output projections" in out

@@ -18,7 +18,7 @@ import headwise as hw
 from headwise.errors import InputError, ModelError, UnsupportedError
 from headwise.models import expressible, wrap
 from headwise.models.stock import switch_of
-from headwise.surgery import prune, verify
+from headwise.surgery import Healing, prune, verify
 from headwise.verbs.statistics import statistics
 from tests.surgery import small
 from tests.surgery.small import IDS, apart, outputs
@@ -153,6 +153,16 @@ def test_a_bias_that_no_repair_put_there_is_found(name: str) -> None:
         getattr(pruned.module.model.layers[1].self_attn, name).bias[0] += 1
     with pytest.raises(ModelError, match=f"{name}.(bias|weight) is not the original's"):
         verify(model, pruned)
+
+
+def test_healed_biases_that_came_with_the_intercept_are_taken_over() -> None:
+    """They were zero before, and are the trained model's own afterwards."""
+    pytest.importorskip("accelerate")
+    model = small.decoder("Llama")
+    pruned: Any = hw.prune(model, uniform(model, [1, 3]), inputs=TEXT, stock=True, heal=Healing(3, 1e-2))
+    assert bool(pruned.module.model.layers[0].self_attn.v_proj.bias.any())
+    assert verify(model, pruned).healed > 6
+    assert expressible(pruned.module) is None
 
 
 def test_a_config_that_no_repair_turned_is_found() -> None:

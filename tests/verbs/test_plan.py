@@ -325,6 +325,15 @@ def test_the_parameters_of_a_plan_are_those_of_the_cut_model(name: str, repair: 
     assert plan.facts["after"]["parameters"] == sum(value.numel() for value in small.module.parameters())
 
 
+@pytest.mark.parametrize("unit", ["head", "group"])
+def test_the_parameters_of_a_uniform_plan_count_the_biases_that_come_with_the_intercepts(unit: Any) -> None:
+    """A stock checkpoint has them beside those of W_O, with the value zero."""
+    plan = hw.plan(model := ready("llama"), inputs=INPUTS, keep=0.5, uniform=True, unit=unit)
+    small = hw.prune(model, plan, stock=True)
+    assert (small.surgery or pytest.fail("no record")).repair["config"] == {"attention_bias": True}
+    assert plan.facts["after"]["parameters"] == sum(value.numel() for value in small.module.parameters())
+
+
 def test_a_share_that_uniform_counts_cannot_give_is_told() -> None:
     model = ready("llama")
     plan = hw.plan(model, inputs=INPUTS, keep=0.8, uniform=True)

@@ -208,3 +208,27 @@ def test_verify_of_the_verb_is_that_of_surgery(tmp_path: Path) -> None:
 def test_a_short_text_warns_where_no_notice_is_given() -> None:
     with pytest.warns(UserWarning, match="the text is short: 21 rows for the"):
         hw.prune(llama(), PLAN, inputs=passages(1, count=1))
+
+
+def test_a_plan_for_another_model_says_which_and_which_this_is() -> None:
+    model = llama()
+    other = plan_of(HeadCut("model.layers.0.self_attn", 1), weight_hash="f" * 64)
+    with pytest.raises(hw.HeadwiseError, match=r"made for tiny \(weights ffffffffffff...\), and this is Llama"):
+        hw.prune(model, other, inputs=passages(1))
+
+
+def test_a_constant_and_a_repair_without_a_bias_do_not_go_together() -> None:
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1, "constant"))
+    with pytest.raises(hw.HeadwiseError, match="replaced by a constant leave it in a bias"):
+        hw.prune(llama(), plan, inputs=passages(1), repair="least_squares_no_bias")
+
+
+def test_records_are_shown_in_a_line() -> None:
+    model = llama()
+    small = hw.prune(model, {"model.layers.0": [0, 1], "model.layers.2": [3]}, inputs=passages(1))
+    shown = repr(small.surgery)
+    assert "3 heads of 2 blocks removed, repair least_squares, " in shown
+    assert "3 heads of 2 blocks are gone, 2 layer calls proved, 2 projections repaired, 0 weights healed" in repr(
+        hw.verify(model, small)
+    )
+    assert max(len(shown), len(repr(hw.verify(model, small)))) < 300

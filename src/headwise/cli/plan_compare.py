@@ -76,7 +76,7 @@ def tell(sink: Sink, found: Comparison, output: Path | None, plot: Path | None) 
     if sink.json:
         sink.document(found.to_document())
         return
-    console = sink.console(plain_width=140)
+    console = sink.console(plain_width=100)
     console.print(comparison_page(found, [path for path in (output, plot) if path is not None]), crop=False)
 
 
@@ -89,16 +89,15 @@ def _parts(found: Comparison, files: list[Path]) -> Iterator[RenderableType]:
     yield Text(found.model, style="bold", no_wrap=True, overflow="ignore")
     yield Text(f"{found.loss}; the whole model has {found.base:.4g}. Rise by heads removed of {found.heads}:")
     grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    grid.add_column("criterion", no_wrap=True)
-    grid.add_column("repair", no_wrap=True)
+    grid.add_column("criterion\nrepair", no_wrap=True)
     for point in found.curves[0].points if found.curves else ():
-        grid.add_column(f"{point.heads} ({point.heads / max(1, found.heads):.0%})", justify="right", no_wrap=True)
+        grid.add_column(f"{point.heads}\n{point.heads / max(1, found.heads):.0%}", justify="right", no_wrap=True)
     grid.add_column("passes", justify="right", no_wrap=True)
     grid.add_column("seconds", justify="right", no_wrap=True)
     for one in found.curves:
         name = one.criterion if one.seed is None else f"{one.criterion} {one.seed}"
-        points = [f"{point.loss:.4f} ±{(point.high - point.low) / 2:.4f}" for point in one.points]
-        grid.add_row(name, one.repair, *points, f"{one.passes:.1f}", f"{one.seconds:.1f}")
+        points = [f"{point.loss:.4f}\n±{(point.high - point.low) / 2:.4f}" for point in one.points]
+        grid.add_row(f"{name}\n{one.repair}", *points, f"{one.passes:.1f}", f"{one.seconds:.1f}")
     yield grid
     yield Text(
         f"± 95 % over {found.held_out['passages']:,} held-out passages; passes over the text of "

@@ -166,7 +166,8 @@ def _timed(measured: Timing | None) -> Sequence[str]:
     return [
         f"time of a pass of {measured.batch} x {measured.length} tokens here ({counted(measured.threads, 'thread')}): "
         f"{measured.before * 1e3:.1f} ms -> {measured.after * 1e3:.1f} ms, {measured.speedup:.2f} times as fast "
-        f"(attention layers that were cut {before * 1e3:.1f} -> {after * 1e3:.1f} ms)",
+        f"({counted(measured.repeats, 'turn')}, {min(measured.ratios):.2f} to {max(measured.ratios):.2f}; attention "
+        f"layers that were cut {before * 1e3:.1f} -> {after * 1e3:.1f} ms)",
         f"time with the same heads gated: {measured.gated * 1e3:.1f} ms",
     ]
 

@@ -108,6 +108,15 @@ class SurgeryRecord:
     earlier: tuple[Mapping[str, Any], ...] = ()
     plan: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        heads = sum(len(one.removed) for one in self.blocks)
+        before, after = self.parameters
+        return (
+            f"SurgeryRecord({self.model}: {heads} heads of {len(self.blocks)} blocks removed, repair "
+            f"{self.repair.get('method')}, {before:,} -> {after:,} parameters, {len(self.proof.layers)} layer calls "
+            "proved)"
+        )
+
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
         document: dict[str, Any] = _plain(asdict(self))

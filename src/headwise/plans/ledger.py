@@ -48,6 +48,8 @@ class Ledger:
         >>> repaired = Ledger([BlockShape("a", (0, 1), per_head=10, intercept=4)], parameters=100)
         >>> repaired.after([Unit("a", (0,))]).parameters
         94
+        >>> ledger
+        Ledger(4 heads in 1 blocks, 100 parameters)
         >>> standing = Ledger([BlockShape("a", (0, 0, 1, 1), per_head=10, per_kv=5)], parameters=100, running=True)
         >>> standing.after([Unit("a", (0, 1, 2))]).parameters, standing.carriers([Unit("a", (0, 1, 2))])
         (90, 2)
@@ -65,6 +67,10 @@ class Ledger:
             sum(shape.cache_per_kv * shape.kv_heads for shape in self.shapes.values()),
             seconds if measured else None,
         )
+
+    def __repr__(self) -> str:
+        before = self.before
+        return f"Ledger({before.heads} heads in {len(self.shapes)} blocks, {before.parameters:,} parameters)"
 
     def after(self, removed: Iterable[Unit]) -> Totals:
         """What is left; a key-value head goes with the last query head that reads it, and an intercept may come.

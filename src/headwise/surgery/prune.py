@@ -71,7 +71,7 @@ def prune(
     layout = handle.layout
     check_repair(repair, ridge)
     hashed = handle.source.weight_hash
-    request = request_of(layout, plan, hashed)
+    request = request_of(layout, plan, hashed, handle.name)
     _check_statistics(request, repair, statistics, hashed)
     blocks = {path: layout.blocks[path] for path in request.removed}
     cuts = planned_cuts(handle.module, blocks, request.removed, request.running)

@@ -36,7 +36,7 @@ class Request:
         return sum(map(len, self.removed.values()))
 
 
-def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) -> Request:
+def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None, name: str = "the model") -> Request:
     """Read a plan, or a mapping from blocks to heads.
 
     Args:
@@ -44,6 +44,7 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
         plan: a :class:`~headwise.plans.HeadPlan`, or ``{where: [heads]}`` where ``where`` is the path of an attention
             module or a prefix that fits one.
         weight_hash: of the model, to be compared with the plan's.
+        name: of the model, for messages.
 
     Raises:
         InputError: a block or head that does not exist, a head twice, a plan for another model, an unknown replacement.
@@ -56,9 +57,8 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None) ->
     theirs = getattr(plan, "weight_hash", None)
     if theirs and weight_hash and theirs != weight_hash:
         raise InputError(
-            f"the plan was made for the weights {theirs[:12]}... ({getattr(plan, 'model', 'unnamed')}), and the model "
-            "has "
-            f"{weight_hash[:12]}...; make a plan for this model"
+            f"the plan was made for {getattr(plan, 'model', None) or 'a model without a name'} (weights "
+            f"{theirs[:12]}...), and this is {name} (weights {weight_hash[:12]}...); make a plan for this model"
         )
     _check_shapes(layout, getattr(plan, "blocks", {}))
     removed: dict[str, list[int]] = {}

@@ -59,6 +59,14 @@ class Verification:
     healed: int = 0
     means: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        heads = sum(map(len, self.removed.values()))
+        return (
+            f"Verification({heads} heads of {len(self.removed)} blocks are gone, {len(self.proof.layers)} layer calls "
+            f"proved, {len(self.repaired)} projections repaired, {self.healed} weights healed, {self.unchanged} the "
+            f"same bit for bit, recorded: {self.recorded})"
+        )
+
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
         return asdict(self)
@@ -289,8 +297,9 @@ def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut], changed
         owner: Any = module.get_submodule(path)
         theirs = getattr(after.get_submodule(path), last)
         mine = getattr(owner, last)
-        if mine is None:  # an intercept that the repair added
-            setattr(owner, last, nn.Parameter(theirs.detach().clone()))
+        if mine is None:  # an intercept that the repair added, or what came with it and was trained
+            rows = [one for one in slices.get(f"{path}.weight", ()) if one.axis == int(hasattr(owner, "nf"))]
+            setattr(owner, last, nn.Parameter(_widened(theirs.detach(), owner, rows)))
             continue
         with torch.no_grad():
             if mine.shape == theirs.shape:
@@ -302,3 +311,13 @@ def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut], changed
             index = torch.tensor(cut.keep, dtype=torch.long, device=mine.device)
             mine.index_copy_(cut.axis, index, theirs.to(mine))
     return replace(before, module=module)
+
+
+def _widened(bias: Tensor, owner: Any, rows: list[Any]) -> Tensor:
+    """A bias of the rows that are left as one of all rows of an uncut layer, zero in the others."""
+    cut = next((one for one in rows if len(one.keep) == bias.shape[0]), None)
+    if cut is None:
+        return bias.clone()
+    whole = bias.new_zeros(owner.weight.shape[cut.axis])
+    whole[torch.tensor(cut.keep, dtype=torch.long, device=bias.device)] = bias
+    return whole

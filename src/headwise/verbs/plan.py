@@ -308,7 +308,7 @@ class Work:
             seconds = layer_seconds(self.model, sample(self.part(), self.asked.sample))
         layers, whole = seconds or ({}, None)
         added = self.asked.repair in INTERCEPTS or self.asked.replacement == "constant"
-        shapes = block_shapes(self.model, layers, intercepts=added)
+        shapes = block_shapes(self.model, layers, intercepts=added, uniform=pool.uniform)
         ledger = Ledger(shapes, _parameters(self.model.module), whole, running=self.asked.running)
         self.budget.check(ledger)
         check_savings(self.budget, ledger, pool)

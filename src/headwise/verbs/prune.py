@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -22,6 +22,11 @@ from headwise.verbs.healing import healed
 from headwise.verbs.prepared import opened
 
 __all__ = ["prune"]
+
+_NO_TEXTS_TO_WEIGH: Final = (
+    "weights say what each of texts counts in the repair, and none is learned from texts here (no texts, or "
+    "statistics= or repair='none' given); give texts to learn from, or no weights"
+)
 
 
 def prune(
@@ -96,10 +101,7 @@ def prune(
     if how is not None and texts is None and inputs is None:
         raise InputError("healing needs text to learn from: give texts (--text FILE) or inputs")
     if weights is not None and (texts is None or statistics is not None or repair == "none"):
-        raise InputError(
-            "weights say what each of texts counts in the repair, and none is learned from texts here (no texts, or "
-            "statistics= or repair='none' given); give texts to learn from, or no weights"
-        )
+        raise InputError(_NO_TEXTS_TO_WEIGH)
     handle = opened(model, loading)
     request = request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration
     method, said = stock_repair(handle, request, repair) if stock else (repair, None)
@@ -120,10 +122,8 @@ def prune(
         )
     known = None if found is None else found.statistics
     small = cut(handle, plan, repair=method or "least_squares", statistics=known, ridge=ridge, example=example)
-    if stock and (why := expressible(small.module)) is not None:
-        raise UnsupportedError(f"stock: a checkpoint of plain transformers cannot say what was cut: {why}")
-    if said is not None and notice is not None:
-        notice(f"note: {said}")
+    if stock:
+        _keep_promise(small, said, notice)
     assert small.surgery is not None
     if found is not None:
         told = {**small.surgery.repair, "calibration": found.said}
@@ -132,6 +132,19 @@ def prune(
     if how is not None:
         small = healed(small, handle, texts, inputs, how, reading=reading_of, progress=progress, notice=notice)
     return small
+
+
+def _keep_promise(small: Model, said: str | None, notice: Callable[[str], None] | None) -> None:
+    """Refuse what came out as no stock checkpoint after all, and say by which repair it is one.
+
+    Raises:
+        UnsupportedError: transformers could not load it.
+    """
+    why = expressible(small.module)
+    if why is not None:
+        raise UnsupportedError(f"stock: a checkpoint of plain transformers cannot say what was cut: {why}")
+    if said is not None and notice is not None:
+        notice(f"note: {said}")
 
 
 def _plan(plan: Any) -> Any:

@@ -41,10 +41,13 @@ class Timing:
 
     Attributes:
         batch, length: rows of the input and tokens in each.
-        repeats: passes of each of the three, in turns, after one that is not counted.
+        repeats: passes of each of the three, in turns, after one turn that is not counted; the original and the cut
+            model take turns at being first.
         threads: that torch computed with.
         before, gated, after: the original, the original with the heads gated, the cut model.
         layers: the layers that were cut.
+        ratios: of each turn, how many times as fast the cut model was: machines are faster in one minute than in the
+            next, and two passes side by side see the same machine.
     """
 
     batch: int
@@ -55,11 +58,12 @@ class Timing:
     gated: float
     after: float
     layers: tuple[LayerTime, ...]
+    ratios: tuple[float, ...]
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the cut model is as the original."""
-        return self.before / self.after
+        """How many times as fast the cut model is as the original: the median of the turns."""
+        return median(self.ratios)
 
     def to_document(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -116,7 +120,8 @@ def timing(
             if turn == 1:
                 parts["before"].clear()
                 parts["after"].clear()
-            found = {"before": _pass(original.module, inputs), "after": _pass(small.module, inputs)}
+            pair = [("before", original.module), ("after", small.module)]
+            found = {name: _pass(module, inputs) for name, module in (pair if turn % 2 else reversed(pair))}
             kept = {path: list(times) for path, times in parts["before"].items()}
             with gating(original.module, blocks, removed):
                 found["gated"] = _pass(original.module, inputs)
@@ -132,7 +137,8 @@ def timing(
     )
     middle = {name: median(seconds) for name, seconds in whole.items()}
     size = inputs["input_ids"].shape
-    return Timing(size[0], size[1], repeats, torch.get_num_threads(), **middle, layers=layers)
+    ratios = tuple(first / second for first, second in zip(whole["before"], whole["after"], strict=True))
+    return Timing(size[0], size[1], repeats, torch.get_num_threads(), **middle, layers=layers, ratios=ratios)
 
 
 def _tokens(model: Model, batch: int, length: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from headwise.layout import Block, HeadLayout, Projection
 from headwise.measures.covariance import Statistics
 from headwise.models import Model, output_weight
 from headwise.models.restore import unchanged
+from headwise.models.switches import lacks_bias, shapes_of, switch_for
 from headwise.plans import RIDGE, BlockShape, LayerCost, RunningMeanCost, units_of
 from headwise.plans.layer_cost import Repair
 from headwise.surgery.averaging import Carriers, uneven_scores
@@ -27,16 +29,44 @@ __all__ = ["block_shapes", "cuttable", "layer_costs", "output_weights"]
 
 
 def block_shapes(
-    model: Model, seconds: Mapping[str, float] | None = None, *, intercepts: bool = False
+    model: Model, seconds: Mapping[str, float] | None = None, *, intercepts: bool = False, uniform: bool = False
 ) -> list[BlockShape]:
     """Every block of a model in numbers; ``seconds`` of each where they were measured.
 
-    ``intercepts``: the repair gives a bias to output projections that have none.
+    ``intercepts``: the repair gives a bias to output projections that have none. ``uniform``: the counts are to be
+    those of a stock checkpoint, where other biases come with it, all of them zero.
     """
     layout = model.layout
-    return [
+    shapes = [
         _shape(model, layout, block, (seconds or {}).get(path), intercepts) for path, block in layout.blocks.items()
     ]
+    return _with_zeros(model, shapes) if intercepts and uniform else shapes
+
+
+def _with_zeros(model: Model, shapes: list[BlockShape]) -> list[BlockShape]:
+    """The biases of zero that come with the intercepts counted, too, as if they had been there and went with heads."""
+    root, blocks = model.module, model.layout.blocks
+    wanted = {f"{one.o.parameter}.bias": (_width(root, one.o),) for one in blocks.values() if one.o}
+    wanted = {name: shape for name, shape in wanted.items() if lacks_bias(root, name)}
+    switch = switch_for(root, {**shapes_of(root), **wanted}, model.config) if wanted and model.config else None
+    if switch is None:
+        return shapes
+    left, found = dict(switch.zeros), []
+    for shape in shapes:
+        block = blocks[shape.block]
+        q, k, v = (one is not None and f"{one.parameter}.bias" in switch.zeros for one in (block.q, block.k, block.v))
+        added = sum(left.pop(name, 0) for name in list(left) if name.startswith(f"{shape.block}."))
+        rows, kv_rows = q * block.d_k, k * block.d_k + v * block.d_v
+        found.append(
+            replace(
+                shape,
+                per_head=shape.per_head + rows,
+                per_kv=shape.per_kv + kv_rows,
+                intercept=shape.intercept + added,
+            )
+        )
+    found[0] = replace(found[0], intercept=found[0].intercept + sum(left.values()))  # of other layers, once
+    return found
 
 
 def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None, intercepts: bool) -> BlockShape:

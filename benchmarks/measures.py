@@ -1,8 +1,12 @@
 """What measuring costs beside the plain forward pass of the same base model, at 2,048 tokens.
 
-    python -m benchmarks.measures               every case, 3 rounds
-    python -m benchmarks.measures together      the cases with this word in their name, 5 rounds
+    python -m benchmarks.measures                   every case, 3 rounds
+    python -m benchmarks.measures together          the cases with this word in their name, 7 rounds
+    python -m benchmarks.measures together 512 4096     the same at other lengths
 
+*Together* is one traced pass over one passage of random token ids, with what is computed at its end: every named role
+of self-attention that finds pairs (nine do) with its shuffled pairs, the ten pattern measures, the six ranks of weights
+and the three of scores, and C. Of one passage no bootstrap replicates are drawn.
 Answers are checked first: the measured pass computes the plain pass's hidden states, the gate gradients of one head
 agree with a finite difference.
 """
@@ -113,13 +117,13 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
 GRADIENTS = "gate gradients of the language model"
 
 
-def cases(full: bool, word: str = "") -> list[Pairs]:
+def cases(full: bool, word: str = "", length: int = LENGTH) -> list[Pairs]:
     """Ratios of measuring to the plain pass, of the cases with ``word`` in their names."""
     name, base = smollm2()
     folder = READY / "smollm2"
     model = hw.wrap(base, hw.load(folder).tokenizer if folder.is_dir() else None)
-    ids = tokens()
-    check(model, ids)
+    ids = tokens(length)
+    check(model, ids, lambda: traced(model, ids, ("roles", "pattern", "rank", "covariance")))
 
     def plain() -> torch.Tensor:
         return plain_once(base, ids)
@@ -127,9 +131,9 @@ def cases(full: bool, word: str = "") -> list[Pairs]:
     def of(parts: tuple[str, ...]) -> Callable[[], object]:
         return lambda: traced(model, ids, parts)
 
-    rounds = 7 if full else 5 if word else 3
+    rounds = 7 if full or word else 3
     found = [
-        paired(f"{text} / plain pass, {name}, {LENGTH} tokens", of(parts), plain, rounds=rounds)
+        paired(f"{text} / plain pass, {name}, {length} tokens", of(parts), plain, rounds=rounds)
         for text, parts in CASES
         if word in text
     ]
@@ -140,7 +144,7 @@ def cases(full: bool, word: str = "") -> list[Pairs]:
     batch = next(iter(batches(whole, [{"input_ids": ids}])))
     found.append(
         paired(
-            f"{GRADIENTS} / plain base pass, {name}, {LENGTH} tokens",
+            f"{GRADIENTS} / plain base pass, {name}, {length} tokens",
             lambda: gradients(whole, batch),
             plain,
             rounds=rounds,
@@ -151,5 +155,8 @@ def cases(full: bool, word: str = "") -> list[Pairs]:
 
 if __name__ == "__main__":
     torch.set_num_threads(torch.get_num_threads())
-    for pairs in cases(full=False, word=" ".join(sys.argv[1:])):
-        print(" | ".join(pairs.row()), flush=True)
+    lengths = [int(one) for one in sys.argv[1:] if one.isdigit()] or [LENGTH]
+    asked = " ".join(one for one in sys.argv[1:] if not one.isdigit())
+    for tokens_of_passage in lengths:
+        for pairs in cases(full=False, word=asked, length=tokens_of_passage):
+            print(" | ".join(pairs.row()), flush=True)

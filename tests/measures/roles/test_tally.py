@@ -52,3 +52,15 @@ def test_the_best_fixed_rule() -> None:
     part = tally.part("")
     assert part.fixed() == ("first key", 6 / 20)
     assert part.fixed("first key") == (-2, 6 / 20)
+
+
+def test_counts_of_fixed_rules_are_not_changed_behind_the_caller() -> None:
+    """One object of counts goes to many sites; each site's sums are its own."""
+    rules: Counter[int | str] = Counter({-1: 3})
+    one = sums(("",), np.random.default_rng(3))
+    one = Sums(one.labels, one.values, [rules], one.hidden)
+    first, second = Tally(HEADS, 2), Tally(HEADS, 2)
+    for tally, times in ((first, 3), (second, 1)):
+        for call in range(times):
+            tally.add(one, Draws(11, 2).of([call, call + 1]))
+    assert (rules[-1], first.part("").rules[-1], second.part("").rules[-1]) == (3, 9, 3)

@@ -12,7 +12,7 @@ __all__ = ["Scatter"]
 #: Rows whose products are summed in their own precision before the sum goes on in float64.
 _ROWS = 1024
 #: Rows that are multiplied at once: they stay in the cache.
-_AT_ONCE = 256
+_AT_ONCE = 512
 #: Columns of a block of products: those below the diagonal are not computed.
 _COLUMNS = 144
 

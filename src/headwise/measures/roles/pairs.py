@@ -54,24 +54,39 @@ class PairStack:
         assert rows.pairs is not None
         visible = visible_at(call.problem, self.keys)
         self._check_seen(call, visible, token, where)
-        weight, seen = self._joined(rows.pairs), self._joined(visible)
-        hit = self._joined((rows.argmax == self.keys[:, :, None]) & visible)
+        seen, hit = self._any(visible), self._any((rows.argmax == self.keys[:, :, None]) & visible)
         several = rows.visible[:, : visible.shape[2]] > 1  # where all heads see the same keys, one speaks for all
         about = seen[::2] & token[:, None] & several
         counting = torch.stack([about, seen[1::2] & about], dim=1).flatten(0, 1)
-        values = _summed(weight, hit.to(weight.dtype), counting).double().cpu().numpy()
+        values = self._summed(rows.pairs, hit, counting).double().cpu().numpy()
         counted = about.any(2)
         return [
             Sums(("",), values[:, at][:, None], *_baselines(plan, counted[at], token))
             for at, plan in enumerate(self.plans)
         ]
 
-    def _joined(self, parts: Tensor) -> Tensor:
-        """Over the keys of one plan and kind the sum, of bools whether any is True: (2 * plans, ...)."""
+    def _any(self, parts: Tensor) -> Tensor:
+        """Whether any of the keys of one plan and kind: (2 * plans, ...)."""
         if len(self.spans) == len(parts):
             return parts
-        over = torch.any if parts.dtype == torch.bool else torch.sum
-        return torch.stack([parts[a] if b - a == 1 else over(parts[a:b], dim=0) for a, b in self.spans])
+        return torch.stack([parts[a] if b - a == 1 else parts[a:b].any(0) for a, b in self.spans])
+
+    def _summed(self, weight: Tensor, hit: Tensor, counted: Tensor) -> Tensor:
+        """Rows, weight and hits of each plan, then of its null, summed over the rows that count: (B, plans, 6, H).
+
+        Weights lie in memory as the kernels write them, a row's keys side by side, and are read once in that order.
+        """
+        slots = torch.tensor([at for at, (a, b) in enumerate(self.spans) for _ in range(b - a)], device=hit.device)
+        of_slot = counted.movedim(0, -1)[..., slots].to(weight.dtype).movedim(-1, 0)
+        masses = (weight * of_slot).sum(-1)  # (T, B, H)
+        mass = masses.new_zeros(len(self.spans), *masses.shape[1:]).index_add_(0, slots, masses)
+        if counted.shape[2] == 1:  # all heads count the same rows
+            hits = torch.einsum("pbhq,pbq->pbh", hit.to(mass.dtype), counted[:, :, 0].to(mass.dtype))
+        else:
+            hits = (hit & counted).sum(-1)
+        rows = counted.sum(-1).expand_as(mass)
+        every = torch.stack([rows.to(mass.dtype), mass, hits.to(mass.dtype)], dim=1)  # (2 * plans, 3, B, H)
+        return every.reshape(-1, 6, *every.shape[2:]).permute(2, 0, 1, 3)
 
     def _check_seen(self, call: AttentionCall, visible: Tensor, token: Tensor, where: Callable[[int], str]) -> None:
         start = 0
@@ -98,18 +113,6 @@ def refuse_hidden(role: Role, where: str, site: Site, pair: tuple[int, int] | No
         f"role {role.name!r}, {where}: {said} names a key that its query may not see at {site.key}"
         f"{' (causal)' if site.causal else ''}; leave such pairs out, or give Role(..., hidden='skip') to skip them"
     )
-
-
-def _summed(weight: Tensor, hit: Tensor, counted: Tensor) -> Tensor:
-    """Rows, weight and hits of each plan, then of its null, summed over the rows that count: (B, plans, 6, H)."""
-    if counted.shape[2] == 1:  # all heads count the same rows
-        of = counted[:, :, 0].to(weight.dtype)
-        sums = [torch.einsum("pbhq,pbq->pbh", part, of) for part in (weight, hit)]
-    else:
-        sums = [(part * counted).sum(-1) for part in (weight, hit)]
-    rows = counted.sum(-1).expand(weight.shape[:3]).to(weight.dtype)
-    every = torch.stack([rows, *sums], dim=1)  # (2 * plans, 3, B, H)
-    return every.reshape(-1, 6, *every.shape[2:]).permute(2, 0, 1, 3)
 
 
 def _baselines(plan: PairPlan, counted: Tensor, token: Tensor) -> tuple[list[Counter[Baseline]], np.ndarray]:

@@ -80,6 +80,7 @@ class Tally:
         self.passages = np.zeros(0, np.int64)
         self.hidden = np.zeros(0, np.int64)
         self.fixed: list[Counter[Baseline]] = []
+        self._copied: set[int] = set()
 
     def add(self, sums: Sums, draws: Floats) -> None:
         """Fold in one call; ``draws`` are the replicates' weights of its passages."""
@@ -89,6 +90,12 @@ class Tally:
         self.passages[at] += counted.sum(0)
         self.hidden[at] += sums.hidden
         for index, rules in zip(at, sums.fixed, strict=True):
+            if not self.fixed[index]:
+                self.fixed[index] = rules  # the same object at many sites: copied before it is changed
+                continue
+            if index not in self._copied:
+                self._copied.add(index)
+                self.fixed[index] = Counter(self.fixed[index])
             self.fixed[index].update(rules)
         some = counted.any(1)
         if some.any():

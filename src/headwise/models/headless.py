@@ -8,7 +8,7 @@ layer is made one that counts them. The cache of such a layer takes 0 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -35,35 +35,35 @@ def run_without_heads(module: nn.Module, fused: int) -> None:
         module: the attention module.
         fused: into how many parts its code splits what its projections put out, where that has no columns.
     """
-    if any(isinstance(hook, _Enter) for hook in module._forward_pre_hooks.values()):
-        return
-    modes: list[TorchFunctionMode] = []
-    module.register_forward_pre_hook(_Enter(modes, fused))
-    module.register_forward_hook(_Leave(modes), with_kwargs=True, always_call=True)
+    if not isinstance(vars(module).get("forward"), _Forward):
+        module.forward = _Forward(module.forward, fused)
 
 
-class _Enter:
-    def __init__(self, modes: list[TorchFunctionMode], fused: int) -> None:
-        self.modes, self.fused = modes, fused
+class _Forward:
+    """The forward of a module, run so that it needs no heads.
 
-    def __call__(self, _module: nn.Module, _args: Any) -> None:
-        mode = _Views(self.fused)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        self.modes.append(mode)
+    Not a pair of hooks: torch calls the second one after an ``Exception`` at most, so that an interrupt would leave the
+    mode behind.
+    """
+
+    def __init__(self, own: Callable[..., Any], fused: int) -> None:
+        self.__wrapped__, self.fused = own, fused  # inspect.signature goes on to what is wrapped
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with _Views(self.fused):
+                return self.__wrapped__(*args, **kwargs)
+        finally:
+            _count_tokens([*args, *kwargs.values()])
 
 
-class _Leave:
-    def __init__(self, modes: list[TorchFunctionMode]) -> None:
-        self.modes = modes
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any = None) -> None:
-        if self.modes:
-            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for cache in _caches([*args, *kwargs.values()]):
-            for layer in cache.layers:
-                keys = getattr(layer, "keys", None)
-                if type(layer) is DynamicLayer and isinstance(keys, Tensor) and keys.ndim == 4 and keys.shape[1] == 0:
-                    layer.__class__ = HeadlessLayer
+def _count_tokens(given: list[Any]) -> None:
+    """Let layers of caches that hold no elements count their tokens all the same."""
+    for cache in _caches(given):
+        for layer in cache.layers:
+            keys = getattr(layer, "keys", None)
+            if type(layer) is DynamicLayer and isinstance(keys, Tensor) and keys.ndim == 4 and keys.shape[1] == 0:
+                layer.__class__ = HeadlessLayer
 
 
 def _caches(given: list[Any]) -> Iterator[Cache]:

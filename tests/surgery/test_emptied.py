@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.overrides import _get_current_function_mode_stack
 
 import headwise as hw
 from headwise.errors import InputError, MeasureError
@@ -56,3 +59,22 @@ def test_a_model_without_any_head_is_refused_by_name() -> None:
         hw.redundancy(emptied, inputs=INPUTS)
     with pytest.raises(MeasureError, match="no attention was computed"):
         hw.scan(emptied, inputs=INPUTS)
+
+
+def test_an_interrupt_leaves_nothing_behind() -> None:
+    """No mode stays on torch's stack, whatever ends a pass through a layer without heads."""
+    emptied: Any = prune(small.decoder("Llama"), {"model.layers.0": ALL}, repair="none").module
+    attention = emptied.model.layers[0].self_attn
+    expected = small.outputs(emptied, **INPUTS[0])
+
+    def interrupted(_hidden: Any) -> Any:
+        raise KeyboardInterrupt
+
+    attention.o_proj.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        emptied(**INPUTS[0])
+    del attention.o_proj.forward
+    assert _get_current_function_mode_stack() == []
+    for again in (emptied, copy.deepcopy(emptied), pickle.loads(pickle.dumps(emptied))):
+        assert small.apart(small.outputs(again, **INPUTS[0]), expected) == 0
+    assert copy.deepcopy(emptied).model.layers[0].self_attn.forward.__wrapped__.__self__ is not attention

@@ -312,6 +312,16 @@ def test_a_full_disk_and_an_empty_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [one for one in folder.iterdir() if one.name.startswith(".")]
 
 
+def test_a_process_killed_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    pruned = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none")
+    folder = pruned.save(tmp_path / "small")
+    os.rename(folder, tmp_path / ".small.headwise-old")
+    with pytest.raises(RunError, match="holds a saved model; choose another folder, or overwrite it"):
+        pruned.save(folder)
+    assert load(folder).surgery == pruned.surgery
+    assert [one.name for one in tmp_path.iterdir()] == ["small"]
+
+
 def test_what_lies_beside_a_saved_model_is_not_deleted(tmp_path: Path) -> None:
     pruned = prune(small.bert(), {"encoder.layer.0": [1]}, repair="none")
     folder = pruned.save(tmp_path / "small")

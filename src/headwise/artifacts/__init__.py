@@ -31,6 +31,9 @@ from headwise.artifacts._documents import schema as schema
 from headwise.artifacts._documents import write_document as write_document
 from headwise.artifacts._facts import run_document as run_document
 from headwise.artifacts._facts import versions as versions
+from headwise.artifacts._folders import NEW as NEW
+from headwise.artifacts._folders import Target as Target
+from headwise.artifacts._folders import recover as recover
 from headwise.artifacts._runs import HEADS_FILE as HEADS_FILE
 from headwise.artifacts._runs import REPORT_FILE as REPORT_FILE
 from headwise.artifacts._runs import RUN_FILE as RUN_FILE
@@ -50,6 +53,7 @@ __all__ = [
     "HEADS_VERSION",
     "MODEL_FORMAT",
     "MODEL_VERSION",
+    "NEW",
     "PLAN_FORMAT",
     "PLAN_VERSION",
     "REDUNDANCY_FORMAT",
@@ -64,12 +68,14 @@ __all__ = [
     "STATISTICS_VERSION",
     "Run",
     "Savable",
+    "Target",
     "check_document",
     "check_folder",
     "encode_document",
     "read_document",
     "read_run",
     "read_tensors",
+    "recover",
     "replace_file",
     "run_document",
     "schema",

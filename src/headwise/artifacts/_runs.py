@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from headwise import saved
 from headwise.artifacts._documents import HEADS_FORMAT, RUN_FORMAT, encode_document, read_document
+from headwise.artifacts._folders import NEW, Target, recover, set_aside
 from headwise.errors import RunError
 
 RUN_FILE: Final = "run.json"
 HEADS_FILE: Final = "heads.json"
 REPORT_FILE: Final = "report.html"
 _OURS: Final = frozenset({RUN_FILE, HEADS_FILE, REPORT_FILE})
-_NEW: Final = ".headwise-new-"
-"""What the name of a folder begins with while a run is written into it."""
 
 
 class Savable(Protocol):
@@ -55,7 +50,7 @@ def read_run(folder: str | Path) -> Run:
     """
     path = Path(folder)
     if not path.exists():
-        old = _set_aside(Path(os.path.realpath(path)))
+        old = set_aside(Path(os.path.realpath(path)))
         hint = f"; a run that was being replaced is at {old}: rename it to {path.name}" if old.is_dir() else ""
         raise RunError(f"there is no run folder {path}{hint or '; check the path'}")
     if not path.is_dir():
@@ -82,26 +77,21 @@ def check_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
         RunError: something is in the way, or the place cannot be written to.
     """
     path = Path(os.path.realpath(folder))
-    _recover(path)
+    recover(path, lambda there: _is_run(there / RUN_FILE))
     if os.path.lexists(path):
         _check_existing(path, Path(folder), overwrite)
-    place = _place(path)
+    place = _target(path, Path(folder), overwrite).place
     try:
         place.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.mkdtemp(prefix=_NEW, dir=place)
+        probe = tempfile.mkdtemp(prefix=NEW, dir=place)
         os.rmdir(probe)
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {place}: {error.strerror}; choose another folder") from error
     return path
 
 
-def _place(path: Path) -> Path:
-    """Where the new run is written: in a folder that is there and empty, or beside the target."""
-    return path if path.is_dir() and not _finished(path) else path.parent
-
-
-def _finished(path: Path) -> bool:
-    return (path / RUN_FILE).exists()
+def _target(path: Path, said: Path, overwrite: bool) -> Target:
+    return Target(path, said, RUN_FILE, lambda: _check_existing(path, said, overwrite))
 
 
 def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
@@ -111,7 +101,7 @@ def _check_existing(path: Path, said: Path, overwrite: bool) -> None:
         names = sorted(os.listdir(path))
     except OSError as error:
         raise RunError(f"{said} cannot be read: {error.strerror}") from error
-    foreign = [name for name in names if name not in _OURS and not name.startswith(_NEW)]
+    foreign = [name for name in names if name not in _OURS and not name.startswith(NEW)]
     if RUN_FILE not in names:
         if foreign:
             raise RunError(f"{said} exists and is not a headwise run (it holds {foreign[0]}); choose another folder")
@@ -170,12 +160,13 @@ def write_run(
     path = check_folder(folder, overwrite=overwrite)
     documents = {RUN_FILE: encode_document(run), HEADS_FILE: encode_document(table.to_document())}
     try:
-        with _new_folder(path) as new:
+        target = _target(path, Path(folder), overwrite)
+        with target.new_folder() as new:
             for name, raw in documents.items():
                 _write_file(new / name, raw)
             if report is not None:
                 report(new)
-            _put_in_place(new, path, Path(folder), overwrite)
+            target.put(new)
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; nothing was changed") from error
     return Path(folder)
@@ -187,73 +178,3 @@ def _write_file(file: Path, raw: bytes) -> None:
         stream.write(raw)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-@contextlib.contextmanager
-def _new_folder(path: Path) -> Iterator[Path]:
-    """A new folder for the run, gone afterwards unless it was renamed."""
-    new = Path(tempfile.mkdtemp(prefix=f"{_NEW}{path.name[:100]}-", dir=_place(path)))
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        new.chmod(stat.S_IMODE(path.stat().st_mode) if path.is_dir() else 0o777 & ~umask)
-        yield new
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _set_aside(path: Path) -> Path:
-    return path.parent / f".{path.name[:100]}.headwise-old"
-
-
-def _recover(path: Path) -> None:
-    """Bring back a run that a process was replacing when it was killed between two renames."""
-    old = _set_aside(path)
-    if old.is_dir():
-        if not path.exists():
-            with contextlib.suppress(OSError):
-                os.rename(old, path)
-        elif _is_run(path / RUN_FILE):
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
-    if os.path.lexists(path):
-        _check_existing(path, said, overwrite)  # again: another run may have finished meanwhile
-    if new.parent == path:
-        _fill(new, path)
-        saved.note(said)
-    elif not path.exists():
-        os.rename(new, path)
-        saved.note(said)
-    else:
-        _exchange(new, path, said)
-
-
-def _fill(new: Path, path: Path) -> None:
-    """Move the files into a folder that was there and empty: ``run.json`` last, which makes it a run."""
-    for name in sorted(os.listdir(path)):
-        if path / name != new:  # left by a run that was killed
-            shutil.rmtree(path / name) if name.startswith(_NEW) else os.unlink(path / name)
-    moved = sorted(os.listdir(new), key=lambda name: name == RUN_FILE)
-    try:
-        for name in moved:
-            os.rename(new / name, path / name)
-    except BaseException:  # KeyboardInterrupt included: the folder is empty again, whatever happened
-        for name in moved:
-            (path / name).unlink(missing_ok=True)
-        raise
-
-
-def _exchange(new: Path, path: Path, said: Path) -> None:
-    """Put the new folder in the place of the old one, which goes."""
-    old = _set_aside(path)
-    try:
-        os.rename(path, old)
-        os.rename(new, path)
-    except BaseException:  # KeyboardInterrupt included: the finished run goes back, whatever happened
-        if not path.exists():
-            os.rename(old, path)
-        raise
-    saved.note(said)
-    shutil.rmtree(old, ignore_errors=True)

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise.models.hooks import Running, drop_hooks
+from headwise.models.hooks import Running, take_off
 
 __all__ = ["fit_views", "fitted"]
 
 
 def fit_views(module: nn.Module, *, on: bool) -> None:
     """From now on impossible views in the forward code of ``module`` are given the last width that fits, or not."""
-    drop_hooks(module, (_Fitting,))
+    take_off(module, _Fitting)
     if on:
         _Fitting(_Views).put_around(module)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
-from headwise.models.hooks import Running, drop_hooks
+from headwise.models.hooks import Running, take_off
 
 __all__ = ["HeadlessLayer", "caches_of", "run_without_heads"]
 
@@ -39,7 +39,7 @@ def run_without_heads(module: nn.Module, fused: int, width: int) -> None:
         fused: into how many parts its code splits what its projections put out, where that has no columns.
         width: of a key, where nothing else tells how wide the heads are of which there are none.
     """
-    drop_hooks(module, (_Emptied,))
+    take_off(module, _Emptied)
     if fused:
         _Emptied(partial(_Views, fused, width)).put_around(module)
 
@@ -47,10 +47,9 @@ def run_without_heads(module: nn.Module, fused: int, width: int) -> None:
 class _Emptied(Running):
     """Of modules without heads."""
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
-        """After it ran: its layer of a cache counts its tokens."""
-        super().leave(module, args, kwargs, output)
-        for cache in caches_of([*args, *kwargs.values()]):
+    def after(self, given: list[Any]) -> None:
+        """Let layers of caches that hold no elements count their tokens all the same."""
+        for cache in caches_of(given):
             for layer in cache.layers:
                 keys = getattr(layer, "keys", None)
                 if type(layer) is DynamicLayer and isinstance(keys, Tensor) and keys.ndim == 4 and keys.shape[1] == 0:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-import stat
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from headwise import artifacts, saved
+from headwise import artifacts
 from headwise.errors import InputError, RunError, UnsupportedError
 from headwise.models.card import model_card
 from headwise.models.cut_modules import HeadCut, cut_of
@@ -33,7 +28,6 @@ __all__ = ["MODEL_FILE", "WEIGHTS", "check_target", "save_model"]
 MODEL_FILE: Final = "headwise.json"
 #: Not the name that transformers looks for: its ``from_pretrained`` cannot take half of a cut model for a whole one.
 WEIGHTS: Final = "headwise"
-_NEW: Final = ".headwise-new-"
 #: What model, tokenizer and processor are saved as.
 _SUFFIXES: Final = (".json", ".safetensors", ".txt", ".model", ".jinja", ".spm", ".bpe", ".vocab", ".tiktoken")
 #: What few cuts have, and is left out of the others.
@@ -54,7 +48,8 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_s
     document = _document(model, stock)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _new_folder(path) as new:
+        target = artifacts.Target(path, Path(folder), MODEL_FILE, lambda: _check_target(path, Path(folder), overwrite))
+        with target.new_folder() as new:
             if stock:
                 with silenced():
                     module.save_pretrained(new, max_shard_size=max_shard_size)
@@ -64,7 +59,7 @@ def save_model(model: Model, folder: str | Path, *, overwrite: bool, max_shard_s
             _write_companions(new, model)
             (new / "README.md").write_text(model_card(model, why_not_stock=why), encoding="utf-8")
             artifacts.write_document(new / MODEL_FILE, document)
-            _put_in_place(new, path, Path(folder), overwrite)
+            target.put(new)
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}; nothing was changed") from error
     except SafetensorError as error:  # of a full disk
@@ -178,11 +173,12 @@ def _write_companions(folder: Path, model: Model) -> None:
 
 
 def _check_target(path: Path, said: Path, overwrite: bool) -> None:
+    artifacts.recover(path, lambda there: (there / MODEL_FILE).is_file())
     if not os.path.lexists(path):
         return
     if not path.is_dir():
         raise RunError(f"{said} is a file, not a folder; choose another name for the model")
-    names = sorted(name for name in os.listdir(path) if not name.startswith(_NEW))
+    names = sorted(name for name in os.listdir(path) if not name.startswith(artifacts.NEW))
     if not names:
         return
     if MODEL_FILE not in names:
@@ -211,58 +207,3 @@ def _may_be_ours(path: Path) -> bool:
     if path.is_dir():
         return path.name in _FOLDERS
     return path.name == "README.md" or path.suffix in _SUFFIXES
-
-
-@contextlib.contextmanager
-def _new_folder(path: Path) -> Iterator[Path]:
-    place = path if path.is_dir() and not (path / MODEL_FILE).exists() else path.parent
-    new = Path(tempfile.mkdtemp(prefix=f"{_NEW}{path.name[:100]}-", dir=place))
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        new.chmod(stat.S_IMODE(path.stat().st_mode) if path.is_dir() else 0o777 & ~umask)
-        yield new
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _put_in_place(new: Path, path: Path, said: Path, overwrite: bool) -> None:
-    _check_target(path, said, overwrite)  # again: something may have come there meanwhile
-    if new.parent == path:
-        _fill(new, path)
-        saved.note(said)
-        return
-    if not path.exists():
-        os.rename(new, path)
-        saved.note(said)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.headwise-old-", dir=path.parent))
-    os.rename(path, old / path.name)
-    try:
-        os.rename(new, path)
-        saved.note(said)
-    except BaseException:
-        if not path.exists():
-            os.rename(old / path.name, path)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _fill(new: Path, path: Path) -> None:
-    """Move the files into a folder that was there and empty; the last one makes it a model.
-
-    The folder may be a mounted volume, or where a shell stands, so it is not replaced.
-    """
-    for name in sorted(os.listdir(path)):
-        if path / name != new:  # left by a process that was killed
-            shutil.rmtree(path / name)
-    moved = sorted(os.listdir(new), key=lambda name: name == MODEL_FILE)
-    try:
-        for name in moved:
-            os.rename(new / name, path / name)
-    except BaseException:  # KeyboardInterrupt included: the folder is empty again, whatever happened
-        for name in moved:
-            one = path / name
-            shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
-        raise

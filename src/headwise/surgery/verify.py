@@ -263,11 +263,12 @@ def _weights(
     ours, theirs = after.state_dict(), before.state_dict()
     outputs = {cut.block.o_path for cut in cuts}
     slices = _slices(cuts)
+    summed = {f"{cut.block.o_path}.weight" for cut in cuts if any(len(one) > 1 for one in cut.carriers.values())}
     changed: list[str] = []
     same = 0
     for name in dict.fromkeys((*theirs, *ours)):
         new = name not in theirs and lacks_bias(before, name)
-        if _equal(ours.get(name), theirs.get(name), slices.get(name, [])):
+        if _equal(ours.get(name), theirs.get(name), slices.get(name, []), summed=name in summed):
             same += 1
         elif name.rpartition(".")[0] in outputs or (trained and name in ours and (name in theirs or new)):
             changed.append(name)
@@ -278,14 +279,18 @@ def _weights(
     return tuple(changed), same
 
 
-def _equal(ours: Tensor | None, theirs: Tensor | None, slices: list[Any]) -> bool:
+def _equal(ours: Tensor | None, theirs: Tensor | None, slices: list[Any], *, summed: bool) -> bool:
+    """Whether two weights are the same bit for bit; ``summed``: but for the rounding of sums made in several steps."""
     if ours is None or theirs is None:
         return False
     if ours.shape == theirs.shape and torch.equal(ours, theirs):
         return True
     for one in slices:
         theirs = theirs.index_select(one.axis, torch.tensor(one.keep, dtype=torch.long, device=theirs.device))
-    return ours.shape == theirs.shape and torch.equal(ours, theirs)
+    if ours.shape != theirs.shape or not summed or not ours.is_floating_point():
+        return ours.shape == theirs.shape and torch.equal(ours, theirs)
+    most = 4 * torch.finfo(ours.dtype).eps * float(theirs.abs().max()) if theirs.numel() else 0.0
+    return bool(((ours - theirs).abs() <= most).all())
 
 
 def _transplanted(before: Model, after: nn.Module, cuts: list[BlockCut], changed: tuple[str, ...]) -> Model:

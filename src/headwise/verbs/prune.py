@@ -200,11 +200,11 @@ def _warn(small: Model, notice: Callable[[str], None] | None) -> None:
 
 
 def _nothing_saved(record: SurgeryRecord) -> str | None:
-    """What to say where running means stand in the place of heads that share no key-value head; None elsewhere."""
+    """What to say where no two heads that are replaced by running means share a key-value head; None elsewhere."""
     heads = sum(len(one.averaged) for one in record.blocks)
     if not heads or any(len(one) > 1 for block in record.blocks for one in block.means):
         return None
     return (
-        f"running means save nothing here: each of the {heads} heads reads a key-value head of its own and stays in "
-        "order to put its running mean out; plan with the replacement 'constant' to cut them out"
+        f"running means save nothing here: no two of the {heads} heads share a key-value head, so each stays in order "
+        "to put its running mean out; plan with the replacement 'constant' to cut them out"
     )

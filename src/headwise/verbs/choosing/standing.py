@@ -40,8 +40,8 @@ def standing(ledger: Ledger, removed: Sequence[Unit]) -> list[str]:
     instead = ledger.before.parameters - others.after(removed).parameters
     if stay == heads:
         return [
-            f"running means save nothing here: each of the {heads} heads reads a key-value head of its own and stays "
-            f"in order to put its running mean out; constants in their place would save {instead:,} parameters "
+            f"running means save nothing here: no two of the {heads} heads share a key-value head, so each stays in "
+            f"order to put its running mean out; constants in their place would save {instead:,} parameters "
             "(replacement 'constant')"
         ]
     return [

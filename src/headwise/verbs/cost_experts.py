@@ -80,6 +80,6 @@ def _name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _count(config: Any, name: str) -> float | None:
-    value: float | None = field_of(config, name, kind=(int, float))
-    return value
+def _count(config: Any, name: str) -> int | None:
+    value = field_of(config, name, kind=(int, float))
+    return None if value is None else int(value)

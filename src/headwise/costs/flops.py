@@ -23,7 +23,7 @@ class AttentionWork:
         projections: the products with W_Q, W_K, W_V and W_O.
         expansion: bringing the cached latents of earlier tokens back to keys and values (latent
             attention while decoding; 0 elsewhere).
-        relative: products with a table of relative positions (disentangled attention; 0 elsewhere).
+        relative: products with a table of relative positions (disentangled attention, Inkling; 0 elsewhere).
         scores, mixing: Q K^T and pattern V over the whole rectangle.
         visible_scores, visible_mixing: the same over the visible pairs.
         exponentials: one per visible pair and query head: the softmax.
@@ -138,12 +138,18 @@ def prefill_work(site: AttentionNumbers, batch: int, context: int, source: int) 
     block = block_parameters(site)
     own = block.q + block.o + site.matrices
     projections = 2 * batch * (queries * own + keys * (block.k + block.v))
-    relative = 0
     if site.relative is not None:
-        rows = site.relative.rows(queries)
-        projections += 2 * rows * site.relative.projections
-        relative = 2 * batch * site.relative.products * site.query_heads * queries * rows * site.d_k
+        projections += 2 * site.relative.rows(queries) * site.relative.projections
+    relative = _relative(site, batch, queries, queries)
     return AttentionWork(projections=projections, relative=relative) + attention_work(site, batch, queries, keys)
+
+
+def _relative(site: AttentionNumbers, batch: int, queries: int, length: int) -> int:
+    """Products of ``queries`` positions of a sequence of ``length`` with the table of relative positions."""
+    if site.relative is None:
+        return 0
+    width = site.d_k if site.relative.width is None else site.relative.width
+    return 2 * batch * site.relative.products * site.query_heads * queries * site.relative.rows(length) * width
 
 
 def decode_work(site: AttentionNumbers, batch: int, context: int, source: int) -> AttentionWork:
@@ -160,7 +166,8 @@ def decode_work(site: AttentionNumbers, batch: int, context: int, source: int) -
         fresh, expansion = block.k + block.v, 2 * batch * (kept - 1) * block.v
     else:
         fresh = block.k + block.v
-    projections = AttentionWork(projections=2 * batch * (own + fresh), expansion=expansion)
+    relative = _relative(site, batch, 1, context)
+    projections = AttentionWork(projections=2 * batch * (own + fresh), expansion=expansion, relative=relative)
     return projections + attention_work(site, batch, 1, context, pairs=kept)
 
 

@@ -32,14 +32,17 @@ class Latent:
 
 @dataclass(frozen=True)
 class Relative:
-    """Disentangled attention: queries and keys also meet a table of relative positions.
+    """Queries (and keys, in disentangled attention) also meet a table of relative positions.
 
     Attributes:
-        span: largest distance; the table has two rows for each.
+        span: largest distance.
         clipped: only as many distances are used as the sequence is long.
         products: how many products with the table are added to the scores (content to position, position to content).
         projections: weights that the table is multiplied by, once per forward pass whatever the batch.
-        per_head: of those, parameters that belong to one head alone; 0 where W_Q and W_K are used again.
+        per_head: parameters that belong to one head alone, of those and of what makes the vectors that meet the table;
+            0 where W_Q and W_K are used again.
+        sides: rows of the table for each distance: 2, or 1 where only earlier keys are told apart.
+        width: of the vectors that meet the table; None is d_k.
 
     Source: He et al. 2021, DeBERTa, section 3.1.
     """
@@ -49,10 +52,12 @@ class Relative:
     products: int
     projections: int
     per_head: int = 0
+    sides: int = 2
+    width: int | None = None
 
     def rows(self, length: int) -> int:
         """Rows of the table that a sequence of ``length`` meets."""
-        return 2 * (min(self.span, length) if self.clipped else self.span)
+        return self.sides * (min(self.span, length) if self.clipped else self.span)
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class AttentionNumbers:
         calls: how often scores and mixing are computed over the same projections (differential attention: 2).
         cached: whether its keys and values are kept while decoding.
         shares_cache: it reads the cache of an earlier layer and keeps none of its own.
-        stack, kind, layer, name: how people call it.
+        stack, kind, layer, name: how people call it; stack ``"second"`` is a model inside the model, which writes
+            after it (SeamlessM4T's text to units).
         block: name of the weights; sites with the same block share them and count once.
         matrices: weights of further matrices that every token goes through (an output gate).
         others: further weights (sinks, relative positions); neither matters to what a head costs.
@@ -156,6 +162,7 @@ class Rest:
         experts: all weights of experts, of which a token goes through ``active_experts``.
         active_experts: see ``experts``.
         active_biases: of ``active_experts``, weights that are added and not multiplied.
+        idle_experts: of ``experts``, weights that no token goes through (kept for experts that hand on what they get).
         expert_share: experts used per token over experts (the router's top k / number of experts).
         not_counted: parts whose multiplications are not counted, by name.
     """
@@ -169,6 +176,7 @@ class Rest:
     experts: int = 0
     active_experts: int = 0
     active_biases: int = 0
+    idle_experts: int = 0
     not_counted: tuple[str, ...] = ()
 
     @property
@@ -178,8 +186,9 @@ class Rest:
 
     @property
     def expert_share(self) -> float:
-        """Experts used per token over all experts."""
-        return self.active_experts / self.experts if self.experts else 1.0
+        """Experts used per token over all that a token may go through."""
+        usable = self.experts - self.idle_experts
+        return self.active_experts / usable if usable else 1.0
 
 
 @dataclass(frozen=True)

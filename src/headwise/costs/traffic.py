@@ -99,5 +99,5 @@ def _weights(numbers: ModelNumbers, batch: int) -> float:
             attention += block.total - (block.k + block.v if site.kind == "cross" else 0)
     rest = numbers.rest
     share = rest.expert_share
-    met = rest.experts * (1 - (1 - share) ** batch) if rest.experts else 0
+    met = (rest.experts - rest.idle_experts) * (1 - (1 - share) ** batch)
     return attention + rest.matrices.get("decoder", 0) + met + rest.head

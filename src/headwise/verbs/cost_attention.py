@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-__all__ = ["Found", "find_attention", "is_matrix", "is_stateful", "nearest_config", "widths"]
+__all__ = ["Found", "find_attention", "is_matrix", "is_stateful", "matrix_in", "nearest_config", "widths"]
 
 #: Names of separate projections of queries, keys and values in one module.
 SEPARATE: Final[tuple[tuple[str, str, str], ...]] = (
@@ -86,6 +86,15 @@ def is_matrix(module: nn.Module | None) -> bool:
     )
 
 
+def matrix_in(module: nn.Module) -> nn.Module:
+    """The matrix that a module does nothing but clip or convert around (Gemma 4's towers), else the module itself."""
+    children = dict(module.named_children())
+    inner = children.get("linear")
+    if inner is None or len(children) > 1 or module._parameters or not is_matrix(inner):
+        return module
+    return inner
+
+
 def widths(module: nn.Module) -> tuple[int, int]:
     """Width in, width out."""
     weight = module.weight
@@ -103,7 +112,7 @@ def find_attention(root: nn.Module) -> Iterator[Found]:
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
             yield Found(path, module, nearest_config(root, path) or config, output=module.out_proj)
             continue
-        children = dict(module.named_children())
+        children = {name: matrix_in(child) for name, child in module.named_children()}
         found = Found(path, module, nearest_config(root, path) or config)
         separate = next((names for names in SEPARATE if _fits(children, names)), None)
         if separate is not None:

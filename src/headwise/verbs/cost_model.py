@@ -10,19 +10,27 @@ from torch import Tensor, nn
 
 from headwise.costs import AttentionNumbers, ModelNumbers, Rest, dtype_name
 from headwise.errors import InputError, UnsupportedError
-from headwise.models.families import field_of, is_cross, stack_of
+from headwise.models.families import field_of, is_cross, stack_of, takes_cache
 from headwise.verbs.cost_attention import Found, find_attention, is_matrix, is_stateful, nearest_config
+from headwise.verbs.cost_experts import experts_of, is_expert, shared_experts
 from headwise.verbs.cost_notes import differences, outside_layers
-from headwise.verbs.cost_positions import masked_above, packs_images, probe_above, vision_positions
+from headwise.verbs.cost_positions import (
+    is_within,
+    masked_above,
+    packs_images,
+    probe_above,
+    set_apart,
+    vision_positions,
+)
 from headwise.verbs.cost_repeats import calls_of, in_order_of_calls
 from headwise.verbs.cost_shape import read_shape
 
 __all__ = ["numbers_of"]
 
-EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-ACTIVE: Final = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "top_k", "moe_top_k")
 #: Weights of attention that takes the difference of two patterns, each over both halves of the values (Ye et al. 2024).
 DIFFERENTIAL: Final = {"lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"}
+#: Stacks that no text goes through.
+TOWERS: Final = ("vision", "audio")
 #: Parts that see one position of every sequence.
 ONCE: Final = ("pooler",)
 #: Heads of a task, which see one position or all of them.
@@ -45,9 +53,15 @@ def numbers_of(root: nn.Module, name: str | None = None) -> ModelNumbers:
             "q_proj/k_proj/v_proj, query/key/value, q/k/v, q_lin/k_lin/v_lin and the like, or fused ones called "
             "query_key_value, qkv_proj, c_attn, Wqkv and the like, each with an output projection"
         )
-    sites, said = _windows(_repeated([_site(root, one) for one in found], config), config)
-    rest, notes = _rest(root, found, sites)
+    sites, apart = set_apart(root, [_site(root, one) for one in found])
+    sites, said = _windows(_repeated(sites, config), config)
+    rest, notes = _rest(root, found, sites, apart)
     notes += said + _stateful(root) + differences(root, found)
+    notes += [
+        f"{path} writes tokens of its own after those of this model: it is counted over as many positions as source "
+        "says, and neither in a decode step nor in the cache"
+        for path in apart
+    ]
     weights = next((weight.dtype for weight in root.parameters() if weight.is_floating_point()), None)
     return ModelNumbers(
         name=name or getattr(config, "name_or_path", "") or kind,
@@ -108,8 +122,10 @@ def _site(root: nn.Module, found: Found) -> AttentionNumbers:
 
 
 def keeps_cache(root: nn.Module, path: str) -> bool:
-    """Whether keys and values of a module can be kept between calls: its config says whether they are."""
-    return hasattr(nearest_config(root, path), "use_cache")
+    """Whether keys and values of a module can be kept between calls: its config tells, or a text part takes a cache."""
+    config = nearest_config(root, path)
+    text = getattr(config, "base_config_key", "") == "text_config"
+    return hasattr(config, "use_cache") or (text and takes_cache(root.get_submodule(path)))
 
 
 def _two_sided_window(found: Found) -> int | None:
@@ -195,7 +211,9 @@ def _attends(kind: str) -> bool:
     return ("attention" in kind and kind != "linear_attention") or kind == "dummy"
 
 
-def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) -> tuple[Rest, list[str]]:
+def _rest(
+    root: nn.Module, found: list[Found], sites: list[AttentionNumbers], apart: list[str]
+) -> tuple[Rest, list[str]]:
     unique = {id(weight): weight for weight in root.parameters()}
     tables = {id(part.weight): part.weight for part in root.modules() if isinstance(part, nn.Embedding)}
     output = _output_matrix(root)
@@ -203,9 +221,8 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
     ours = {id(part) for one in found for part in one.module.modules()}
     ours |= {id(one.output) for one in found}
     once = 0
-    matrices: dict[str, int] = {}
+    products: list[tuple[str, int]] = []
     skipped: dict[str, int] = {}
-    outside: list[str] = []
     seen: set[int] = set() if output is None else {id(output)}
     for path, part in root.named_modules():
         weight = getattr(part, "weight", None)
@@ -215,18 +232,17 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
             skipped[type(part).__name__] = skipped.get(type(part).__name__, 0) + 1
         elif is_matrix(part) and (any(word in ONCE for word in path.split(".")) or probe_above(root, path) is not None):
             once += weight.numel()
-        elif is_matrix(part) and any(word in TASK for word in path.split(".")):
+        elif is_matrix(part) and _is_task(path):
             skipped[path] = 1
-        elif _is_expert(path):
+        elif is_expert(path):
             continue
         elif is_matrix(part) or (weight.ndim == 2 and "router" in type(part).__name__.lower()):
             seen.add(id(weight))
-            outside.append(path)
-            stack = _stack(root, path, sites)
-            matrices[stack] = matrices.get(stack, 0) + weight.numel() * calls_of(path, sites)
-    experts = {path: weight.numel() for path, weight in root.named_parameters() if _is_expert(path)}
-    biases = sum(count for path, count in experts.items() if "bias" in path.rpartition(".")[2])
-    share, notes = _share(root) if experts else (1.0, [])
+            products.append((path, weight.numel()))
+    matrices, away, outside = _by_stack(root, (*products, *shared_experts(root)), sites, apart)
+    experts, notes = experts_of(root)
+    names = [name if count == 1 else f"{count} x {name}" for name, count in skipped.items()]
+    names += [f"{path} ({count} matri{'x' if count == 1 else 'ces'} of no text)" for path, count in away.items()]
     rest = Rest(
         parameters=sum(weight.numel() for weight in unique.values()),
         embedding=sum(table.numel() for table in tables.values()),
@@ -234,33 +250,46 @@ def _rest(root: nn.Module, found: list[Found], sites: list[AttentionNumbers]) ->
         head=0 if output is None else output.numel(),
         matrices=matrices,
         once=once,
-        experts=sum(experts.values()),
-        active_experts=round(sum(experts.values()) * share),
-        active_biases=round(biases * share),
-        not_counted=tuple(name if count == 1 else f"{count} x {name}" for name, count in skipped.items()),
+        not_counted=tuple(names),
+        **experts._asdict(),
     )
     return rest, notes + outside_layers(outside)
 
 
-def _is_expert(path: str) -> bool:
-    return "experts" in path.split(".")
+def _is_task(path: str) -> bool:
+    """Whether a matrix is the head of a task; a layer's router may be called a classifier too."""
+    parts = path.split(".")
+    at = next((at for at, part in enumerate(parts) if part in TASK), None)
+    return at is not None and not any(part.isdigit() for part in parts[:at])
 
 
-def _share(root: nn.Module) -> tuple[float, list[str]]:
-    """Experts that one token goes through over all of them, from the router's numbers in the config."""
-    config: Any = getattr(root, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    number = next((value for name in EXPERTS if (value := _number(text, name))), None)
-    chosen = next((value for name in ACTIVE if (value := _number(text, name))), None)
-    if number is None or chosen is None:
-        looked = ", ".join((*EXPERTS, *ACTIVE))
-        return 1.0, [f"experts per token are not known (looked for {looked}): all experts are counted as used"]
-    return chosen / number, []
-
-
-def _stack(root: nn.Module, path: str, sites: Iterable[AttentionNumbers]) -> str:
+def _by_stack(
+    root: nn.Module, products: Iterable[tuple[str, int]], sites: list[AttentionNumbers], apart: list[str]
+) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Weights that every position of a stack meets; how many matrices towers without heads have; the paths counted."""
     stacks = {site.stack for site in sites}
-    return next(iter(stacks)) if len(stacks) == 1 else stack_of(root, path, "decoder" in stacks)
+    writes = any(site.cached and site.causal for site in sites)
+    matrices: dict[str, int] = {}
+    away: dict[str, int] = {}
+    outside = []
+    for path, weights in products:
+        stack = "second" if is_within(path, apart) else stack_of(root, path, "decoder" in stacks)
+        if writes and stack in TOWERS and stack not in stacks and not _in_layer(path, sites):
+            parts = path.split(".")
+            tower = ".".join(parts[: 2 if parts[0] == "model" else 1])
+            away[tower] = away.get(tower, 0) + 1
+            continue
+        stack = next(iter(stacks)) if len(stacks) == 1 else stack
+        outside.append(path)
+        matrices[stack] = matrices.get(stack, 0) + weights * calls_of(path, sites)
+    return matrices, away, outside
+
+
+def _in_layer(path: str, sites: list[AttentionNumbers]) -> bool:
+    """Whether a layer around ``path`` has attention."""
+    parts = path.split(".")
+    layers = [".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdigit()]
+    return any(is_within(site.block, layers) for site in sites)
 
 
 def _output_matrix(root: nn.Module) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from headwise.costs import AttentionNumbers
 from headwise.models.static import attention_on_seam
-from headwise.verbs.cost_attention import Found, is_matrix, is_stateful
+from headwise.verbs.cost_attention import Found, is_matrix, is_stateful, matrix_in
 
 __all__ = ["differences", "in_code_of_its_own", "outside_layers"]
 
@@ -26,7 +26,6 @@ OTHER_PRODUCTS: Final = {
     "ProphetNetNgramSelfAttention": "attends once for each predicted n-gram, with products over relative positions",
     "FastSpeech2ConformerAttention": "also multiplies queries with relative positions",
     "VitsAttention": "also multiplies queries and weights with relative positions",
-    "InklingAttention": "also multiplies a projection of its own with relative positions",
 }
 #: What else is counted otherwise than it runs, by class.
 OTHERWISE: Final = {
@@ -59,10 +58,10 @@ def _not_understood(root: nn.Module, found: Sequence[Found]) -> list[str]:
         name = type(module).__name__
         if "attention" not in name.lower() or is_stateful(module) or any(_within(path, one) for one in known):
             continue
-        if sum(is_matrix(child) for child in module.children()) > 1:
+        if sum(is_matrix(matrix_in(child)) for child in module.children()) > 1:
             counts[name] = counts.get(name, 0) + 1
     return [
-        f"{count} x {name}: attention that is not understood; its matrices are counted, its scores and mixing are not"
+        f"{count} x {name}: attention that is not understood: its scores and mixing are not counted"
         for name, count in counts.items()
     ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -12,7 +13,14 @@ from headwise.models.families import stack_of
 from headwise.models.standin import code_names, methods_of
 from headwise.verbs.cost_attention import nearest_config
 
-__all__ = ["masked_above", "packs_images", "probe_above", "vision_positions"]
+__all__ = [
+    "is_within",
+    "masked_above",
+    "packs_images",
+    "probe_above",
+    "set_apart",
+    "vision_positions",
+]
 
 #: Tokens that a tower of images puts before or behind its patches.
 ADDED: Final = (
@@ -90,6 +98,38 @@ def masked_above(root: nn.Module, path: str) -> bool:
 def packs_images(root: nn.Module, path: str) -> bool:
     """Whether the tower around a module lays the images of a batch end to end and masks one from another (Pixtral)."""
     return _spoken_of_above(root, path, "generate_block_attention_mask")
+
+
+def _sees_both_sides(root: nn.Module, path: str) -> bool:
+    """Whether the nearest part around a module that makes a mask makes one that hides no later key."""
+    for part in reversed(_above(root, path)):
+        named = {name for method in methods_of(type(part)) for name in code_names(method.__code__)}
+        if masks := {name for name in named if name.startswith("create_") and name.endswith("_mask")}:
+            return masks == {"create_bidirectional_mask"}
+    return False
+
+
+def set_apart(root: nn.Module, sites: list[AttentionNumbers]) -> tuple[list[AttentionNumbers], list[str]]:
+    """Move models inside a model that write after its own decoder to a stack of their own; returns their paths as well.
+
+    SeamlessM4T writes text, and its ``t2u_model`` then turns that into units of sound, in a generation of its own.
+    """
+    from transformers import GenerationMixin
+
+    inside = [path for path, part in root.named_modules() if path and isinstance(part, GenerationMixin)]
+    if all(is_within(site.block, inside) for site in sites if site.cached and site.causal):
+        return sites, []
+    return [_second(root, site) if is_within(site.block, inside) else site for site in sites], inside
+
+
+def _second(root: nn.Module, site: AttentionNumbers) -> AttentionNumbers:
+    causal = site.causal and not _sees_both_sides(root, site.block)
+    return replace(site, stack="second", cached=False, causal=causal)
+
+
+def is_within(path: str, outer: Iterable[str]) -> bool:
+    """Whether ``path`` is one of ``outer`` or lies inside one."""
+    return any(path == one or path.startswith(one + ".") for one in outer)
 
 
 def _spoken_of_above(root: nn.Module, path: str, name: str) -> bool:

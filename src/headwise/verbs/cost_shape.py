@@ -229,8 +229,11 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
 
 
 def _relative(found: Found) -> tuple[Relative | None, list[nn.Module]]:
-    """Products with a table of relative positions (DeBERTa), and the matrices that only the table goes through."""
+    """Products with a table of relative positions, and the matrices that only the table goes through (DeBERTa)."""
     module: Any = found.module
+    banks = [part for part in module.children() if isinstance(getattr(part, "rel_extent", None), int)]
+    if banks and is_matrix(getattr(module, "r_proj", None)):
+        return _bank(banks[0], module.r_proj), []
     kinds = [kind for kind in ("c2p", "p2c") if kind in (getattr(module, "pos_att_type", None) or ())]
     if getattr(module, "relative_attention", False) is not True or not kinds:
         return None, []
@@ -247,6 +250,20 @@ def _relative(found: Found) -> tuple[Relative | None, list[nn.Module]]:
         projections=sum(width_in * width_out for width_in, width_out in weights),
         per_head=own,
     ), tables
+
+
+def _bank(table: Any, source: nn.Module) -> Relative:
+    """A bank of biases by distance, which every head mixes by a vector of its own (Inkling)."""
+    width, span = table.proj.shape
+    return Relative(
+        span=int(span),
+        clipped=False,
+        products=1,
+        projections=0,
+        per_head=(widths(source)[0] + _bias(source)) * int(width),
+        sides=1,
+        width=int(width),
+    )
 
 
 def _owned(found: Found) -> int:

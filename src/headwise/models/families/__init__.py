@@ -9,3 +9,4 @@ from headwise.models.families.projections import Projections as Projections
 from headwise.models.families.projections import find_projections as find_projections
 from headwise.models.families.stacks import is_cross as is_cross
 from headwise.models.families.stacks import stack_of as stack_of
+from headwise.models.families.stacks import takes_cache as takes_cache

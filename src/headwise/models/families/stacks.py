@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.models.families.counts import nearest_config
 
-__all__ = ["is_cross", "stack_of"]
+__all__ = ["is_cross", "stack_of", "takes_cache"]
 
 _VISION: Final = frozenset({"vision", "visual", "image", "pixel", "video", "vit"})
 _AUDIO: Final = frozenset({"audio", "speech", "acoustic", "wav"})
@@ -90,8 +91,8 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
             return "audio"
         if two and word in ("encoder", "decoder"):
             return word
-        if word in _TEXT:
-            return "decoder" if causal and not _only_reads(nearest_config(root, path)) else "encoder"
+        if word in _TEXT and not (two and {"encoder", "decoder"} & set(words)):
+            return "decoder" if causal and not _only_reads(root, path) else "encoder"
     main = str(getattr(root, "main_input_name", "input_ids"))
     if main.startswith("pixel"):
         return "decoder" if "decoder" in words and "encoder" not in words else "vision"
@@ -103,9 +104,17 @@ def stack_of(root: nn.Module, path: str, causal: bool) -> str:
             return "vision"
         if hasattr(nearest, "num_mel_bins"):
             return "audio"
-    return "decoder" if causal and not _only_reads(nearest_config(root, path)) else "encoder"
+    return "decoder" if causal and not _only_reads(root, path) else "encoder"
 
 
-def _only_reads(config: Any) -> bool:
+def _only_reads(root: nn.Module, path: str) -> bool:
     """Whether a causal text part never writes: the text tower of CLIP, which keeps no keys and values."""
-    return getattr(config, "base_config_key", "") == "text_config" and not hasattr(config, "use_cache")
+    config = nearest_config(root, path)
+    if getattr(config, "base_config_key", "") != "text_config" or hasattr(config, "use_cache"):
+        return False
+    return not any(takes_cache(part) for part in root.modules() if getattr(part, "config", None) is config)
+
+
+def takes_cache(module: nn.Module) -> bool:
+    """Whether a module can be handed the keys and values of earlier positions."""
+    return not {"cache", "past_key_values"}.isdisjoint(inspect.signature(type(module).forward).parameters)

@@ -102,7 +102,7 @@ def install(module: nn.Module, cut: HeadCut) -> None:
         object.__setattr__(module, "config", base)
     object.__setattr__(module, _NAME, cut)
     narrow_arguments(module, cut.narrow, cut.run, cut.original)
-    run_without_heads(module, 0 if cut.run else cut.fused, cut.d_k)
+    run_without_heads(module, 0 if cut.heads else cut.fused, cut.d_k)
     run_on_placeholder(module, cut.placeholder)
     fit_views(module, on=cut.fit)
 

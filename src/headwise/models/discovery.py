@@ -50,7 +50,7 @@ def probe_model(root: nn.Module, example: Mapping[str, Any] | None) -> Discovere
         inputs, plain = _plain(root, tries, given=example is not None)
         plain, fast = _slow(root, inputs, plain)
         direct = find_direct(root, inputs, attention_on_seam(root))
-        if not attention_on_seam(root) and not direct.axes:
+        if not attention_on_seam(root) and not direct.axes and not _emptied(root):
             refuse_every(root, direct.refused)
         probe, masks, why = _probe_masks(root, inputs, plain, direct)
         differs = _eager_differs(root, inputs, plain)
@@ -153,7 +153,7 @@ def _probe(
     probe.by_gradient = True
     with probe.running(masks):
         outputs = tensors_of(run_model(root, inputs))
-    if not probe.records:
+    if not probe.records and not _emptied(root):
         raise UnsupportedError(
             f"{type(root).__name__}: none of its {len(probe.static)} attention modules was called on the example; "
             "give an input that reaches them (example= in Python, --inputs FILE on the command line)"

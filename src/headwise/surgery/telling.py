@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Final
 
 from torch import nn
@@ -93,13 +93,20 @@ def _on_placeholder(
     if len(widths) == 1:
         widths = {block.q.parameter: 2 * block.d_k + block.d_v}
     inside = len(f"{block.module}.") if block.module else 0
-    base = replace(base, placeholder={path[inside:]: width for path, width in widths.items()})
+    layers = {path[inside:]: width for path, width in widths.items()}
+    wide = block.query_heads * block.d_k
+    beside = {
+        name: block.d_k
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear) and part.weight.shape[0] == wide and f"{block.module}.{name}" != block.o_path
+    }
     one, used = Kept((0,), (0,), (0,)), _used(module)
     config = {**own, **_config(module, one, used)}
-    for telling in (base, replace(base, select=True), *_outside(base, headed)):
-        for wide in (True, False):
-            attributes = _attributes(module, block, one, used, heads=True, widths=wide)
-            yield replace(telling, attributes=attributes, config=config)
+    plain = [replace(base, placeholder=found) for found in ({**beside, **layers}, layers)]
+    tellings = [way for base in plain for way in (base, replace(base, select=True), *_outside(base, headed))]
+    for telling, joined in product(tellings, (True, False)):
+        attributes = _attributes(module, block, one, used, heads=True, widths=joined)
+        yield replace(telling, attributes=attributes, config=config)
 
 
 def _outside(base: HeadCut, headed: Sequence[str]) -> Iterator[HeadCut]:

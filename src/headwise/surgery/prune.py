@@ -173,7 +173,7 @@ def _turned(small: nn.Module, truth: Truth, bound: float) -> dict[str, Any]:
 def _change(layout: HeadLayout, cut: BlockCut, request: Request, before: nn.Module, after: nn.Module) -> BlockChange:
     block: Block = cut.block
     sites = tuple(str(site.key) for site in layout.sites if site.block == block.module)
-    paths = [one.path for one in (*cut.slices, *cut.beside)]
+    paths = dict.fromkeys(one.path for one in (*cut.slices, *cut.beside))
     gone = sum(_size(before, path) - _size(after, path) for path in paths)
     return BlockChange(
         module=block.module,

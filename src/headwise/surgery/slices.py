@@ -172,19 +172,14 @@ def extra_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
 
 
 def row_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
-    """Slices of linear layers and vectors of an attention module, beside its projections, as wide as all its heads.
+    """Slices of linear layers of an attention module, beside its projections, as wide as all its heads.
 
     Keys of relative positions are such (and gates): W_R of Transformer-XL and of the Conformers.
     """
     owner = module.get_submodule(block.module)
     prefix = f"{block.module}." if block.module else ""
     known = {one.parameter for one in (block.q, block.k, block.v, block.o, block.gate) if one is not None}
-    widths = {
-        block.kv_heads * block.d_v: head_rows(kept.kv, block.d_v),
-        block.kv_heads * block.d_k: head_rows(kept.kv, block.d_k),
-        block.query_heads * block.d_v: head_rows(kept.heads, block.d_v),
-        block.query_heads * block.d_k: head_rows(kept.heads, block.d_k),
-    }
+    widths = _widths(block, kept)
     found: list[Slice] = []
     for name, part in owner.named_modules():
         path = prefix + name
@@ -192,20 +187,29 @@ def row_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
             continue
         rows = tuple(widths[part.weight.shape[0]])
         found += [Slice(f"{path}.{one}", 0, rows) for one, _ in part.named_parameters(recurse=False)]
-    for name, value in owner.named_parameters(recurse=False):  # biases beside a fused weight (DeBERTa)
-        if value.ndim == 1 and value.shape[0] in widths:
-            found.append(Slice(prefix + name, 0, tuple(widths[value.shape[0]])))
     return found
 
 
-def guessed_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
-    """Slices of linear layers that read what the queries' projection reads and may put out some numbers per head.
+def _widths(block: Block, kept: Kept) -> dict[int, list[int]]:
+    """What is left of rows that are as many as all heads have together."""
+    return {
+        block.kv_heads * block.d_v: head_rows(kept.kv, block.d_v),
+        block.kv_heads * block.d_k: head_rows(kept.kv, block.d_k),
+        block.query_heads * block.d_v: head_rows(kept.heads, block.d_v),
+        block.query_heads * block.d_k: head_rows(kept.heads, block.d_k),
+    }
 
-    Inkling's ``r_proj`` is such: what a head says of relative positions is narrower than its queries.
+
+def guessed_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
+    """Slices that may be of heads and need not: without them first.
+
+    Linear layers that read what the queries' projection reads and may put out some numbers per head: Inkling's
+    ``r_proj``, for what a head says of relative positions is narrower than its queries. And vectors as wide as all
+    heads: biases beside a fused weight (DeBERTa), or of the output (GPT-NeoX-Japanese), which stay.
     """
     owner = module.get_submodule(block.module)
     prefix = f"{block.module}." if block.module else ""
-    known = {one.parameter for one in (block.q, block.k, block.v, block.o) if one is not None}
+    known = {one.parameter for one in (block.q, block.k, block.v, block.o, block.gate) if one is not None}
     query = None if block.q is None else module.get_submodule(block.q.parameter)
     found: list[Slice] = []
     for name, part in owner.named_modules():
@@ -216,6 +220,10 @@ def guessed_slices(module: nn.Module, block: Block, kept: Kept) -> list[Slice]:
         if rows > block.query_heads and not rows % block.query_heads and reads == query.weight.shape[1]:
             left = tuple(head_rows(kept.heads, rows // block.query_heads))
             found += [Slice(f"{path}.{one}", 0, left) for one, _ in part.named_parameters(recurse=False)]
+    widths = _widths(block, kept)
+    for name, value in owner.named_parameters(recurse=False):
+        if value.ndim == 1 and value.shape[0] in widths:
+            found.append(Slice(prefix + name, 0, tuple(widths[value.shape[0]])))
     return found
 
 

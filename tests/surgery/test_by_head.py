@@ -36,6 +36,16 @@ def deepseek() -> nn.Module:
     return noisy(DeepseekV3Model(config))
 
 
+def qwen(**extra: Any) -> nn.Module:
+    from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
+
+    sizes = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    states = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 4}
+    kinds = ["linear_attention", "full_attention"]
+    config = Qwen3_5TextConfig(**{**sizes, **states, "linear_value_head_dim": 4, "layer_types": kinds, **extra})
+    return noisy(Qwen3_5TextModel(config))
+
+
 def codegen(heads: int) -> nn.Module:
     from transformers import CodeGenConfig, CodeGenModel
 
@@ -131,3 +141,17 @@ def test_a_table_with_gates_and_latents_is_saved_and_read(tmp_path: Any) -> None
         table = hw.scan(kind(), inputs=[{"input_ids": IDS}])
         table.save(tmp_path / f"{kind.__name__}.json")
         assert hw.HeadTable.load(tmp_path / f"{kind.__name__}.json").layout == table.layout
+
+
+@pytest.mark.parametrize("kind", [qwen, afmoe, deepseek])
+def test_a_head_costs_what_goes_with_it(kind: Any) -> None:
+    """The rows of its gate too; with a whole group the rows of its keys and values."""
+    model = kind()
+    path = list(discover(model).blocks)[-1]
+    [cost] = [site.parameters for site in hw.cost(model, context=5).sites if site.site.block == path]
+    for heads, expected in (([1], cost.per_head), ([0, 1], cost.per_group)):
+        surgery = prune(model, {path: heads}, repair="none").surgery
+        assert surgery is not None
+        if expected is not None:
+            before, after = surgery.parameters
+            assert before - after == expected

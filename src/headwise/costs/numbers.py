@@ -88,6 +88,7 @@ class AttentionNumbers:
             after it (SeamlessM4T's text to units).
         block: name of the weights; sites with the same block share them and count once.
         matrices: weights of further matrices that every token goes through (an output gate).
+        gate: weights and biases of an output gate that belong to one query head; ``matrices`` and ``others`` hold them.
         others: further weights (sinks, relative positions); neither matters to what a head costs.
     """
 
@@ -116,6 +117,7 @@ class AttentionNumbers:
     name: str = ""
     block: str = ""
     matrices: int = 0
+    gate: int = 0
     others: int = 0
 
     def __post_init__(self) -> None:

@@ -19,8 +19,8 @@ class BlockParameters:
         biases: of the four projections.
         norms: weights of query, key and latent norms.
         others: everything else that belongs to the block.
-        per_head: what goes when one query head is removed: its rows of W_Q, its columns of W_O and,
-            where every query head has a key-value head of its own, its rows of W_K and W_V.
+        per_head: what goes when one query head is removed: its rows of W_Q and of an output gate, its columns of
+            W_O and, where every query head has a key-value head of its own, its rows of W_K and W_V.
         per_group: what goes when one key-value head is removed together with its query heads; None
             under latent attention, where heads share the latent.
     """
@@ -63,6 +63,7 @@ def block_parameters(site: AttentionNumbers) -> BlockParameters:
     bias_q, bias_k, bias_v, bias_o = site.biases
     norms = {None: 0, "head": 2 * d_k, "layer": (heads + groups) * d_k}[site.qk_norm] if heads else 0
     query_side = d_k * (site.d_model + bias_q) + d_v * site.written + (site.relative.per_head if site.relative else 0)
+    query_side += site.gate
     key_side = d_k * (site.width + bias_k) + d_v * (site.width + bias_v)
     if site.qk_norm == "layer":
         query_side, key_side = query_side + d_k, key_side + d_k
@@ -101,6 +102,6 @@ def _latent_parameters(site: AttentionNumbers) -> BlockParameters:
         biases=width_q + down * bias_k + site.written * bias_o,
         norms=latent.kv_rank + (latent.q_rank or 0),
         others=site.matrices + site.others,
-        per_head=query_rows + latent.kv_rank * up + d_v * site.written,
+        per_head=query_rows + latent.kv_rank * up + d_v * site.written + site.gate,
         per_group=None,
     )

@@ -103,6 +103,7 @@ def _cut(found: Found, cut: HeadCut) -> AttentionNumbers:
         d_out=d_out if d_out != d_model else None,
         biases=(q is not None and _bias(q), _bias(k), _bias(v) and not shared, _bias(found.output)),
         matrices=d_model * heads * cut.d_v if gated else 0,
+        gate=cut.d_v * (d_model + (q is not None and _bias(q))) if gated else 0,
     )
 
 
@@ -136,6 +137,7 @@ def _separate(found: Found) -> AttentionNumbers:
         d_out=d_out if d_out != d_model else None,
         biases=(_bias(q), _bias(k), _bias(v) and v is not k, _bias(found.output)),
         matrices=d_model * q_width // 2 if gated else 0,
+        gate=d_v * (d_model + _bias(q)) if gated else 0,
     )
 
 
@@ -217,7 +219,8 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
     known |= {id(table) for table in tables}
     further = (part for part in found.module.modules() if is_matrix(part) and id(part) not in known)
     matrices = sum(width_in * width_out for width_in, width_out in map(widths, further))
-    numbers = replace(numbers, matrices=numbers.matrices + matrices, relative=relative)
+    gate = numbers.gate or _gate(children.get("gate_proj"), heads)
+    numbers = replace(numbers, matrices=numbers.matrices + matrices, relative=relative, gate=gate)
     others = _owned(found) - block_parameters(numbers).total
     if others < 0:
         raise UnsupportedError(
@@ -226,6 +229,13 @@ def _with_the_rest(found: Found, numbers: AttentionNumbers) -> AttentionNumbers:
             f"key-value heads of width {numbers.d_k} would have ({block_parameters(numbers).total})"
         )
     return replace(numbers, others=others)
+
+
+def _gate(part: nn.Module | None, heads: int) -> int:
+    """Weights of one head in an output gate that is a layer of its own (Afmoe)."""
+    if part is None or not is_matrix(part) or not heads or widths(part)[1] % heads:
+        return 0
+    return sum(weight.numel() for weight in part.parameters()) // heads
 
 
 def _relative(found: Found) -> tuple[Relative | None, list[nn.Module]]:

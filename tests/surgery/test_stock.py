@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 import headwise as hw
 from headwise.errors import InputError, ModelError, UnsupportedError
@@ -47,6 +48,27 @@ WITH, WITHOUT = ("Llama", "Gemma", "Cohere"), ("Mistral", "Qwen2", "Phi3")
 
 def uniform(model: nn.Module, heads: list[int]) -> dict[str, list[int]]:
     return dict.fromkeys(wrap(model).layout.blocks, heads)
+
+
+def deepseek() -> Any:
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=31,
+        hidden_size=24,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=6,
+        v_head_dim=6,
+        first_k_dense_replace=2,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    return DeepseekV3ForCausalLM(config).eval()
 
 
 def repair_of(pruned: Any) -> Mapping[str, Any]:
@@ -120,6 +142,17 @@ def test_elsewhere_the_repair_has_no_intercept_and_says_so(name: str) -> None:
         changes[repair] = sum(layer["left"] for layer in record["layers"])
     assert changes["least_squares"] <= changes["least_squares_no_bias"]
     assert verify(model, pruned).unchanged > 0
+
+
+def test_a_width_of_the_config_that_is_no_heads_stays(tmp_path: Path) -> None:
+    """DeepSeek's config calls the rotary part of a head head_dim."""
+    model = deepseek()
+    assert model.config.head_dim == 4
+    pruned = hw.prune(model, uniform(model, [1, 3]), inputs=TEXT, stock=True)
+    assert (repair_of(pruned)["method"], repair_of(pruned)["config"]) == ("least_squares", {"attention_bias": True})
+    assert (pruned.config.head_dim, pruned.config.num_attention_heads) == (4, 2)
+    stock = type(model).from_pretrained(pruned.save(tmp_path / "stock")).eval()
+    assert apart(outputs(stock, input_ids=IDS), outputs(pruned.module, input_ids=IDS)) == 0.0
 
 
 def test_a_stock_model_is_cut_again_and_is_one_again(cut: Mapping[str, tuple[nn.Module, Any]], tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def expressible(module: nn.Module) -> str | None:
     whole = any(type(part) in kinds and cut_of(part) is None for part in module.modules())
     if why is None or not cuts:
         return why
-    if whole or len({len(cut.heads) for _, cut in cuts}) > 1:
+    cut_down = any(len(cut.heads) != cut.original for _, cut in cuts)  # running means may leave every head
+    if (whole and cut_down) or len({len(cut.heads) for _, cut in cuts}) > 1:
         return "its layers have different numbers of heads"
     recounted = _recounted(module)
     return why if recounted is None else _compared(module, recounted) or why
@@ -142,6 +143,7 @@ def _same_buffers(module: nn.Module, config: Any) -> bool:
 
 
 def _set_counts(config: Any, original: int, heads: int, kv_heads: int, d_k: int) -> None:
+    width = getattr(config, "head_dim", None)
     grouped = [name for name in _KV_HEADS if isinstance(getattr(config, name, None), int)]
     said = {name: getattr(config, name, None) for name in _HEADS if name not in grouped}
     counts = {value for value in said.values() if value is not None}
@@ -152,7 +154,7 @@ def _set_counts(config: Any, original: int, heads: int, kv_heads: int, d_k: int)
             setattr(config, name, heads)
     for name in grouped:
         setattr(config, name, kv_heads)
-    if hasattr(config, "head_dim"):
+    if hasattr(config, "head_dim") and width in (None, d_k):  # DeepSeek's says the rotary part of a head
         config.head_dim = d_k
 
 

@@ -73,6 +73,8 @@ def test_redundancy(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "1 - CKA" in out
     assert "nearer than 0.5" in out
     assert file.is_file()
+    _, out, _ = run(capsys, "redundancy", folder, "--inputs", folder / "inputs.jsonl", "--at", "1")
+    assert "1 cluster of heads nearer than 1 " in out
     status, out, _ = run(capsys, "redundancy", folder, "--inputs", folder / "inputs.jsonl", "--json", "--rows", "2")
     document = json.loads(out)
     assert document["patterns"]["rows_per_passage"] == 2

@@ -10,13 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import headwise as hw
 from headwise import verbs
 from headwise.artifacts import read_document
 from headwise.cli import plan as cli
 from headwise.cli.main import main
+from headwise.cli.plan_page import plan_page
 from headwise.measures.covariance import Statistics
+from headwise.plans import HeadPlan
 from headwise.verbs.choosing import CRITERIA
 from tests.measures import tiny
 
@@ -170,3 +173,20 @@ def test_texts_that_are_weighed_and_rows_that_count_alike(
     status, out, err = run(capsys, *arguments, "--overwrite", "--weight", "2")
     assert (status, out) == (2, "")
     assert "--weight" in err
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (90, "90 parameters stay, 10 go (10.0%)"),
+        (102, "102 parameters with the repair, 2 more than before (2.0%)"),
+    ],
+)
+def test_parameters_that_go_or_come(after: int, said: str) -> None:
+    """Running means that share no key-value head save nothing, and the repair brings intercepts."""
+    sizes = [{"parameters": number, "cache_bytes": 0.0} for number in (100, after)]
+    facts = {"before": sizes[0], "after": sizes[1]}
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(plan_page(HeadPlan((), blocks={"a": (2, 2)}, facts=facts), None))
+    assert said in shown.get()

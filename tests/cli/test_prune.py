@@ -53,7 +53,7 @@ def test_cut_said_and_verified(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert max(map(len, out.splitlines()[:4])) <= 80
     status, out, err = run(capsys, "verify", folder, small)
     assert status == 0, err
-    assert out.startswith("1 head of 1 block are gone")
+    assert out.startswith("1 head of 1 block is gone")
     assert err == ""
     status, out, _ = run(capsys, "verify", folder, small, "--json")
     assert json.loads(out)["removed"] == {"model.layers.0.self_attn": [0]}
@@ -76,7 +76,7 @@ def test_verified_as_the_original_was_loaded(
     assert run(capsys, "verify", original, small)[0] == 1
     status, out, err = run(capsys, "verify", original, small, *option)
     assert status == 0, err
-    assert out.startswith("1 head of 1 block are gone")
+    assert out.startswith("1 head of 1 block is gone")
 
 
 def test_repaired_from_inputs_as_json(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,7 +128,7 @@ def test_what_a_budget_refuses() -> None:
     ):
         with pytest.raises(InputError, match=words):
             Budget(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="keeps no keys and values"):
+    with pytest.raises(InputError, match="keeps nothing that goes with a head"):
         chosen(fakes.shapes(3), Budget(cache_bytes=1))
     with pytest.raises(InputError, match="there are none; give seconds"):
         chosen(fakes.shapes(3), Budget(speed=1.1))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.cli.heatmap import HeatMap, draw
+from headwise.cli.surgery_page import counted
 
 if TYPE_CHECKING:
     from headwise.heads import HeadTable
@@ -125,6 +126,6 @@ def _redundancy(found: Redundancy, at: float) -> Iterator[RenderableType]:
             grid.add_row(name(pair.left), name(pair.right), f"{pair.distance:.3f}")
         yield grid
         groups = found.clusters(at, by)
-        yield Text(f"{len(groups)} clusters of heads nearer than {at:g} (average linkage)")
+        yield Text(f"{counted(len(groups), 'cluster')} of heads nearer than {at:g} (average linkage)")
         for group in groups[:LISTED]:
             yield Text("  " + ", ".join(name(head) for head in group))

@@ -47,7 +47,11 @@ def _left(facts: Any) -> Iterator[str]:
     before, after = facts.get("before"), facts.get("after")
     if before and after:
         less = before["parameters"] - after["parameters"]
-        yield f"{after['parameters']:,} parameters stay, {less:,} go ({less / max(1, before['parameters']):.1%})"
+        share = abs(less) / max(1, before["parameters"])
+        if less < 0:  # the intercepts of the repair, where running means save nothing
+            yield f"{after['parameters']:,} parameters with the repair, {-less:,} more than before ({share:.1%})"
+        else:
+            yield f"{after['parameters']:,} parameters stay, {less:,} go ({share:.1%})"
         if before["cache_bytes"]:
             yield f"{after['cache_bytes']:,.0f} of {before['cache_bytes']:,.0f} cache bytes per token stay"
         if before.get("seconds") and after.get("seconds"):

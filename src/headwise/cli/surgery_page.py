@@ -49,7 +49,7 @@ def tell_verified(sink: Sink, found: Verification, measured: Timing | None = Non
         return
     heads = sum(map(len, found.removed.values()))
     lines = [
-        f"{counted(heads, 'head')} of {counted(len(found.removed), 'block')} are gone, "
+        f"{counted(heads, 'head')} of {counted(len(found.removed), 'block')} {'is' if heads == 1 else 'are'} gone, "
         f"{counted(found.unchanged, 'other weight')} the same bit for bit",
         *_proof(found.proof),
     ]
@@ -106,7 +106,7 @@ def _blocks(record: SurgeryRecord) -> Any:
         if one.means:
             removed = f"{removed} (mean: {' '.join(map(str, one.averaged))})".strip()
         cells = (f"{left} -> {right}" for left, right in counts)
-        table.add_row(one.module, removed, *cells, f"-{one.parameters:,}", f"{worst[one.module]:.1e}")
+        table.add_row(one.module, removed, *cells, f"{-one.parameters:,}", f"{worst[one.module]:.1e}")
     return table
 
 
@@ -148,7 +148,9 @@ def _repair(record: SurgeryRecord) -> Sequence[str]:
         else [f"healed: {heal['steps']} steps, {heal['loss']} {heal['first']:.4g} -> {heal['last']:.4g}"]
     )
     if not layers:
-        return ["repair: none", *trained]
+        heads = repair.get("constants", 0)
+        kept = f"; the mean output of {counted(heads, 'head')} stays, as a bias" if heads else ""
+        return [f"repair: none{kept}", *trained]
     lost, left = (sum(one[name] for one in layers) / len(layers) for name in ("lost", "left"))
     rows = max(one["rows"] for one in layers)
     method = str(repair["method"]).replace("_", " ")

@@ -62,7 +62,10 @@ class Budget:
             InputError: no cache to save, or no measured times.
         """
         if self.cache_bytes is not None and not ledger.before.cache_bytes:
-            raise InputError("cache_bytes: the model keeps no keys and values while decoding; choose another budget")
+            raise InputError(
+                "cache_bytes: while decoding, the model keeps nothing that goes with a head (an encoder keeps nothing, "
+                "and a latent belongs to all heads); choose another budget"
+            )
         if self.speed is not None and not ledger.before.seconds:
             raise InputError("speed is predicted from measured layer times, and there are none; give seconds")
 

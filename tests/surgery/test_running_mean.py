@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.errors import InputError, ModelError, UnsupportedError
 from headwise.layout import HeadId
-from headwise.models import discover, gate, load, weight_hash
+from headwise.models import discover, expressible, gate, load, weight_hash
 from headwise.models.cut_modules import cut_of
 from headwise.plans import HeadCut, HeadPlan
 from headwise.surgery import prune, verify
@@ -338,3 +338,13 @@ def test_healing_leaves_the_queries_at_zero() -> None:
     assert not ours[[0, 2]].any()
     assert not torch.equal(ours[1], theirs[1])
     assert verify(model, healed).healed > 0
+
+
+def test_layers_that_keep_every_head_do_not_differ_in_number() -> None:
+    """What a stock checkpoint cannot say of running means alone is the intercept of the repair."""
+    model = small.decoder("Mistral")
+    inputs = [{"input_ids": torch.randint(3, 31, (4, 24), generator=torch.Generator().manual_seed(0))}]
+    pruned = hw.prune(model, plan_of(model, {LLAMA.format(0): [0]}), inputs=inputs, repair="bias", notice=print)
+    why = expressible(pruned.module)
+    assert why is not None
+    assert "builds no model.layers.0.self_attn.o_proj.bias" in why

@@ -232,3 +232,17 @@ def test_records_are_shown_in_a_line() -> None:
         hw.verify(model, small)
     )
     assert max(len(shown), len(repr(hw.verify(model, small)))) < 300
+
+
+def test_constants_are_said(tmp_path: Path) -> None:
+    plan = plan_of(HeadCut("model.layers.0.self_attn", 1, "constant"))
+    with pytest.raises(
+        hw.HeadwiseError, match=r"their mean output, which is taken from text: give texts \(--text FILE\)"
+    ):
+        hw.prune(llama(), plan, repair="none")
+    small = hw.prune(llama(), plan, inputs=passages(1), repair="none")
+    assert small.surgery is not None
+    assert small.surgery.repair["constants"] == 1
+    card = (small.save(tmp_path / "small") / "README.md").read_text()
+    assert "The mean output of the removed head stays, in biases" in card
+    assert "nothing was repaired" not in card

@@ -101,6 +101,12 @@ def _heal(record: SurgeryRecord) -> list[str]:
 def _repair(record: SurgeryRecord) -> list[str]:
     method = record.repair.get("method")
     if method == "none":
+        heads = record.repair.get("constants", 0)
+        if heads:
+            who = "the removed head" if heads == 1 else f"{heads} removed heads"
+            return [
+                f"The mean output of {who} stays, in biases; otherwise the weights are the original's, not repaired."
+            ]
         return ["The remaining weights are the original's; nothing was repaired."]
     layers = record.repair.get("layers", [])
     rows = max((one["rows"] for one in layers), default=0)

@@ -118,7 +118,10 @@ def _check_statistics(request: Request, repair: str, statistics: Any, hashed: st
                 "from), or repair='none'"
             )
         if request.constant:
-            raise InputError("heads that are replaced by a constant need statistics= of the model's head outputs")
+            raise InputError(
+                "heads that are replaced by a constant leave their mean output, which is taken from text: give texts "
+                "(--text FILE) or statistics= (--statistics FILE), or take a plan with the replacement 'nothing'"
+            )
         return
     theirs = getattr(statistics, "weight_hash", None)
     if theirs is not None and theirs != hashed:
@@ -153,7 +156,8 @@ def _repair(
             layers.append(asdict(found))
         elif path in request.constant:
             constants(small, cut.block, request.constant[path], whole[path], moments[path])
-    return {"method": method, "ridge": ridge if method in REFITS else None, "layers": layers}
+    found = {"method": method, "ridge": ridge if method in REFITS else None, "layers": layers}
+    return found | ({"constants": sum(map(len, request.constant.values()))} if request.constant else {})
 
 
 def _turned(small: nn.Module, truth: Truth, bound: float) -> dict[str, Any]:

@@ -348,3 +348,17 @@ def test_layers_that_keep_every_head_do_not_differ_in_number() -> None:
     why = expressible(pruned.module)
     assert why is not None
     assert "builds no model.layers.0.self_attn.o_proj.bias" in why
+
+
+def test_a_stock_checkpoint_promised_where_no_head_went(tmp_path: Path) -> None:
+    """Heads that put out their running mean stay, so layers are not uneven by them; heads that share one go."""
+    from transformers import BertModel
+
+    bert = small.bert()
+    plan = plan_of(bert, {BERT.format(1): [1, 2]})
+    pruned = hw.prune(bert, plan, repair="none", stock=True, notice=print)
+    plain = BertModel.from_pretrained(pruned.save(tmp_path / "small")).eval()
+    assert apart(outputs(plain, input_ids=IDS), outputs(pruned.module, input_ids=IDS)) <= 1e-6
+    model = small.decoder("Llama")
+    with pytest.raises(InputError, match=r"leaves 3 for 2 in model.layers.0.self_attn, unevenly"):
+        hw.prune(model, plan_of(model, {LLAMA.format(0): [0, 1]}), repair="none", stock=True)

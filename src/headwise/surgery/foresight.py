@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import InputError, UnsupportedError
-from headwise.layout import HeadLayout
 from headwise.models.handle import Model
 from headwise.models.stock import recounted
 from headwise.models.switches import built, lacks_bias, shapes_of, switch_for
@@ -36,12 +35,16 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
         UnsupportedError: the family does not take the counts, or has no place for the intercept of ``repair``.
     """
     root, layout, config = model.module, model.layout, model.config
-    kept = _uniform(layout, request)
-    first = next(iter(kept))
-    block = layout.blocks[first]
+    removed = {path: request.removed.get(path, ()) for path in layout.blocks}
+    if not request.running:  # said before anything else is wrong with the plan
+        _uniform({path: kept_of(block, removed[path]) for path, block in layout.blocks.items()})
     if config is None or not hasattr(config, "to_dict"):
         raise UnsupportedError(f"{type(root).__name__} has no config of transformers', so it has no stock checkpoint")
-    cuts = planned_cuts(root, layout.blocks, {path: request.removed.get(path, ()) for path in layout.blocks})
+    cuts = planned_cuts(root, layout.blocks, removed, request.running)
+    kept = {cut.block.module: cut.kept for cut in cuts}  # with the heads that stay to put out a running mean
+    _uniform(kept)
+    first = next(iter(kept))
+    block = layout.blocks[first]
     shapes, guesses = _shapes(root, cuts)
     counts = (block.query_heads, len(kept[first].heads), len(kept[first].kv), block.d_k)
     why, taken = "its config does not take other counts", []
@@ -72,8 +75,7 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
     return "least_squares_no_bias", f"the repair has no intercept, so that the checkpoint is a stock one: {where}"
 
 
-def _uniform(layout: HeadLayout, request: Request) -> dict[str, Kept]:
-    kept = {path: kept_of(block, request.removed.get(path, ())) for path, block in layout.blocks.items()}
+def _uniform(kept: Mapping[str, Kept]) -> None:
     todo = "make the plan with uniform=True (headwise plan --uniform), or leave stock out (--stock)"
     first, one = next(iter(kept.items()))
     for path, other in kept.items():
@@ -89,7 +91,6 @@ def _uniform(layout: HeadLayout, request: Request) -> dict[str, Kept]:
             )
     if not one.heads:
         raise InputError(f"stock: the plan leaves no head, and a checkpoint of plain transformers has some; {todo}")
-    return kept
 
 
 def _shapes(root: nn.Module, cuts: list[BlockCut]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:

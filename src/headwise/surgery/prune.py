@@ -156,8 +156,8 @@ def _repair(
             layers.append(asdict(found))
         elif path in request.constant:
             constants(small, cut.block, request.constant[path], whole[path], moments[path])
-    found = {"method": method, "ridge": ridge if method in REFITS else None, "layers": layers}
-    return found | ({"constants": sum(map(len, request.constant.values()))} if request.constant else {})
+    constant = {"constants": sum(map(len, request.constant.values()))} if request.constant else {}
+    return {"method": method, "ridge": ridge if method in REFITS else None, "layers": layers, **constant}
 
 
 def _turned(small: nn.Module, truth: Truth, bound: float) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def _memory(book: Ledger) -> Table:
         if book.cache.transformers_bytes != book.cache.bytes:
             theirs = book.cache.transformers_bytes
             table.add_row("  as transformers' DynamicCache keeps it", f"{theirs:,.0f}", size(theirs))
-    table.add_row("one layer's scores, never built", f"{book.scores.largest:,.0f}", size(book.scores.largest))
+    table.add_row("one layer's scores, if built", f"{book.scores.largest:,.0f}", size(book.scores.largest))
     traffic = book.traffic
     if traffic is not None:
         table.add_row("decode step: weights read", f"{traffic.weight_bytes:,.0f}", size(traffic.weight_bytes))

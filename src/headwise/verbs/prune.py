@@ -205,6 +205,7 @@ def _nothing_saved(record: SurgeryRecord) -> str | None:
     if not heads or any(len(one) > 1 for block in record.blocks for one in block.means):
         return None
     return (
-        f"running means save nothing here: no two of the {heads} heads share a key-value head, so each stays in order "
-        "to put its running mean out; plan with the replacement 'constant' to cut them out"
+        f"running means save nothing here: none of the heads replaced ({heads}) shares its key-value head with "
+        "another of them, so each stays in order to put its running mean out; plan with the replacement "
+        "'constant' to cut them out"
     )

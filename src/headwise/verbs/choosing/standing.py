@@ -40,8 +40,9 @@ def standing(ledger: Ledger, removed: Sequence[Unit]) -> list[str]:
     instead = ledger.before.parameters - others.after(removed).parameters
     if stay == heads:
         return [
-            f"running means save nothing here: no two of the {heads} heads share a key-value head, so each stays in "
-            f"order to put its running mean out; constants in their place would save {instead:,} parameters "
+            f"running means save nothing here: none of the heads replaced ({heads}) shares its key-value head with "
+            f"another of them, so each stays in order to put its running mean out; constants in their place "
+            f"would save {instead:,} parameters "
             "(replacement 'constant')"
         ]
     return [

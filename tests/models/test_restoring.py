@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import headwise.models.probe as probe
 from headwise.errors import GateError
 from headwise.models import discover, gate, observe
 from headwise.models.restore import configs_of
@@ -94,6 +95,21 @@ def test_discovery_leaves_nothing_behind(half_frozen: nn.Module) -> None:
     torch.manual_seed(7)
     assert torch.equal(drawn, torch.rand(3))
     assert state(half_frozen) == before
+
+
+def test_a_probe_that_was_interrupted_while_it_let_go_takes_no_calls(
+    tiny_bert: nn.Module, ids: Tensor, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "expel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            discover(tiny_bert)
+    with observe(tiny_bert, collector):
+        tiny_bert(ids)
+    assert len(collector.calls) == len(discover(tiny_bert).sites)
 
 
 def test_a_generator_that_is_closed_restores(tiny_bert: nn.Module, ids: Tensor, collector: Any) -> None:

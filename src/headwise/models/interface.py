@@ -118,7 +118,13 @@ class Party(Protocol):
 
 @runtime_checkable
 class Taker(Protocol):
-    """A party that takes every call for itself: the probe."""
+    """A party that takes every call for itself: the probe.
+
+    Attributes:
+        watching: False once it is done. An interrupt may leave it among the parties of some modules; it takes no calls.
+    """
+
+    watching: bool
 
     def take(self, call: Call, spot: Hashable) -> tuple[Tensor, Any]:
         """Answer the call."""
@@ -204,7 +210,9 @@ def answer(call: Call, spot: Hashable) -> tuple[Tensor, Any]:
     taking_part = []
     for party in _PARTIES.get(call.module, ()):
         if isinstance(party, Taker):
-            return party.take(call, spot)
+            if party.watching:
+                return party.take(call, spot)
+            continue
         seen = party.locate(call.module, spot, call.query, call.key)
         if seen is not None:
             taking_part.append((party, seen))

@@ -12,6 +12,7 @@ from headwise.layout import HeadLayout
 from headwise.models.handle import Model
 from headwise.models.stock import recounted
 from headwise.models.switches import built, lacks_bias, shapes_of, switch_for
+from headwise.surgery.averaging import carriers_of
 from headwise.surgery.cutting import BlockCut, planned_cuts
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.repair import INTERCEPTS
@@ -36,12 +37,13 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
         UnsupportedError: the family does not take the counts, or has no place for the intercept of ``repair``.
     """
     root, layout, config = model.module, model.layout, model.config
-    kept = _uniform(layout, request)
+    kept = _uniform(root, layout, request)
     first = next(iter(kept))
     block = layout.blocks[first]
     if config is None or not hasattr(config, "to_dict"):
         raise UnsupportedError(f"{type(root).__name__} has no config of transformers', so it has no stock checkpoint")
-    cuts = planned_cuts(root, layout.blocks, {path: request.removed.get(path, ()) for path in layout.blocks})
+    removed = {path: request.removed.get(path, ()) for path in layout.blocks}
+    cuts = planned_cuts(root, layout.blocks, removed, request.running)
     shapes, guesses = _shapes(root, cuts)
     counts = (block.query_heads, len(kept[first].heads), len(kept[first].kv), block.d_k)
     why, taken = "its config does not take other counts", []
@@ -61,10 +63,14 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
     if not wanted or any(switch_for(root, {**one, **wanted}, changed) for changed, one in taken):
         return repair or "least_squares", None
     where = f"{type(config).__name__} builds no {next(iter(wanted))}"
-    if repair in INTERCEPTS or request.constant:
-        named = f"repair={repair!r} adds" if repair in INTERCEPTS else "heads that are replaced by a constant add"
+    if request.constant:
         raise UnsupportedError(
-            f"stock: {named} an intercept, and {where}; take repair='least_squares_no_bias' "
+            f"stock: heads that are replaced by a constant add an intercept, and {where}; make the plan with the "
+            "replacement 'nothing' (--replacement nothing), or leave stock out (--stock)"
+        )
+    if repair in INTERCEPTS:
+        raise UnsupportedError(
+            f"stock: repair={repair!r} adds an intercept, and {where}; take repair='least_squares_no_bias' "
             "(--repair least_squares_no_bias) or 'none', or leave repair out"
         )
     if repair is not None:
@@ -72,8 +78,13 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
     return "least_squares_no_bias", f"the repair has no intercept, so that the checkpoint is a stock one: {where}"
 
 
-def _uniform(layout: HeadLayout, request: Request) -> dict[str, Kept]:
-    kept = {path: kept_of(block, request.removed.get(path, ())) for path, block in layout.blocks.items()}
+def _uniform(root: nn.Module, layout: HeadLayout, request: Request) -> dict[str, Kept]:
+    kept = {}
+    for path, block in layout.blocks.items():
+        running = set(request.running.get(path, ()))
+        gone = set(request.removed.get(path, ()))
+        carriers = carriers_of(root.get_submodule(path), block, running, gone - running)
+        kept[path] = kept_of(block, gone - set(carriers))
     todo = "make the plan with uniform=True (headwise plan --uniform), or leave stock out (--stock)"
     first, one = next(iter(kept.items()))
     for path, other in kept.items():
@@ -118,7 +129,8 @@ def _differs(
 ) -> str | dict[str, tuple[int, ...]]:
     """The shapes as the class builds them where nothing but guesses differs; otherwise what does."""
     settled = {
-        name: guesses[name] if theirs.get(name) == guesses.get(name, ()) else shape for name, shape in shapes.items()
+        name: guesses[name] if name in guesses and theirs.get(name) == guesses[name] else shape
+        for name, shape in shapes.items()
     }
     if settled == theirs:
         return settled

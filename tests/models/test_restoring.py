@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import headwise.models.probe as probe
 from headwise.errors import GateError
-from headwise.models import discover, gate, observe
+from headwise.models import discover, gate, observe, probe, sessions
 from headwise.models.restore import configs_of
 from headwise.models.standin import StandIn
 
@@ -110,6 +109,22 @@ def test_a_probe_that_was_interrupted_while_it_let_go_takes_no_calls(
     with observe(tiny_bert, collector):
         tiny_bert(ids)
     assert len(collector.calls) == len(discover(tiny_bert).sites)
+
+
+def test_gates_that_were_interrupted_while_they_let_go_act_no_more(
+    tiny_bert: nn.Module, ids: Tensor, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with observe(tiny_bert, collector):
+        plain = tiny_bert(ids).last_hidden_state
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "expel", interrupted)
+        with pytest.raises(KeyboardInterrupt), gate(tiny_bert, {next(iter(discover(tiny_bert).blocks)): [0, 1]}):
+            assert not torch.equal(tiny_bert(ids).last_hidden_state, plain)
+    with observe(tiny_bert, collector):
+        assert torch.equal(tiny_bert(ids).last_hidden_state, plain)
 
 
 def test_a_generator_that_is_closed_restores(tiny_bert: nn.Module, ids: Tensor, collector: Any) -> None:

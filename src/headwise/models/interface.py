@@ -99,8 +99,13 @@ class Seen:
 
 
 class Party(Protocol):
-    """What the seam needs of a session."""
+    """What the seam needs of a session.
 
+    Attributes:
+        watching: False once it is done: an interrupt may leave it among the parties of some modules.
+    """
+
+    watching: bool
     root: nn.Module
     observer: Observer | None
     backend: str | None
@@ -118,11 +123,7 @@ class Party(Protocol):
 
 @runtime_checkable
 class Taker(Protocol):
-    """A party that takes every call for itself: the probe.
-
-    Attributes:
-        watching: False once it is done. An interrupt may leave it among the parties of some modules; it takes no calls.
-    """
+    """A party that takes every call for itself: the probe."""
 
     watching: bool
 
@@ -209,10 +210,10 @@ def answer(call: Call, spot: Hashable) -> tuple[Tensor, Any]:
     """Let everyone take part who looks at the calling module; gives (B, Q, H, D_v), and weights if there are any."""
     taking_part = []
     for party in _PARTIES.get(call.module, ()):
-        if isinstance(party, Taker):
-            if party.watching:
-                return party.take(call, spot)
+        if not party.watching:
             continue
+        if isinstance(party, Taker):
+            return party.take(call, spot)
         seen = party.locate(call.module, spot, call.query, call.key)
         if seen is not None:
             taking_part.append((party, seen))

@@ -118,7 +118,10 @@ def _check_statistics(request: Request, repair: str, statistics: Any, hashed: st
                 "from), or repair='none'"
             )
         if request.constant:
-            raise InputError("heads that are replaced by a constant need statistics= of the model's head outputs")
+            raise InputError(
+                "heads that are replaced by a constant need statistics of the model's head outputs: give texts "
+                "(--text FILE) or statistics (--statistics FILE)"
+            )
         return
     theirs = getattr(statistics, "weight_hash", None)
     if theirs is not None and theirs != hashed:

@@ -248,6 +248,16 @@ def test_constants_without_a_place_are_told_what_helps(repair: str | None) -> No
         hw.prune(model, plan, inputs=TEXT, stock=True, repair=repair)
 
 
+@pytest.mark.parametrize("repair", [None, "none"])
+def test_layers_that_were_cut_one_after_the_other(repair: str | None) -> None:
+    """The intercept of the first layer has its place under another config, which the second cut promises."""
+    model = small.decoder("Llama")
+    first = hw.prune(model, {"model.layers.0": [1, 3]}, inputs=TEXT)
+    assert expressible(first.module) is not None
+    both = hw.prune(first, {"model.layers.1": [1, 3]}, inputs=None if repair else TEXT, stock=True, repair=repair)
+    assert expressible(both.module) is None
+
+
 def test_weights_that_are_single_numbers() -> None:
     """Apertus learns two numbers without an axis in every activation."""
     model = small.decoder("Apertus")

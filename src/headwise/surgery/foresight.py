@@ -49,11 +49,15 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
     why, taken = "its config does not take other counts", []
     for changed, _ in recounted(config, *counts):
         fresh = built(root, changed)
-        found = fresh if isinstance(fresh, str) else _differs(shapes, guesses, shapes_of(fresh), changed)
-        if isinstance(found, str):
-            why = found
-        else:
+        if isinstance(fresh, str):
+            why = fresh
+            continue
+        theirs = shapes_of(fresh)
+        found = _settled(shapes, guesses, theirs)
+        if found == theirs or switch_for(root, found, changed):  # an earlier repair left biases in some layers
             taken.append((changed, found))
+        else:
+            why = _differs(found, theirs, changed)
     if not taken:
         raise UnsupportedError(
             f"stock: a checkpoint of plain transformers cannot say this plan: {why}; leave stock out (--stock), "
@@ -121,19 +125,18 @@ def _shapes(root: nn.Module, cuts: list[BlockCut]) -> tuple[dict[str, tuple[int,
     return shapes, guesses
 
 
-def _differs(
-    shapes: Mapping[str, tuple[int, ...]],
-    guesses: Mapping[str, tuple[int, ...]],
-    theirs: Mapping[str, tuple[int, ...]],
-    config: Any,
-) -> str | dict[str, tuple[int, ...]]:
-    """The shapes as the class builds them where nothing but guesses differs; otherwise what does."""
-    settled = {
+def _settled(
+    shapes: Mapping[str, tuple[int, ...]], guesses: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes after the cut, with those of the guesses that the class builds as well."""
+    return {
         name: guesses[name] if name in guesses and theirs.get(name) == guesses[name] else shape
         for name, shape in shapes.items()
     }
-    if settled == theirs:
-        return settled
+
+
+def _differs(settled: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]], config: Any) -> str:
+    """What the class builds otherwise."""
     name = next(name for name in (*settled, *theirs) if settled.get(name) != theirs.get(name))
     return f"{name} would be {settled.get(name)}, and is {theirs.get(name)} in what {type(config).__name__} builds"
 

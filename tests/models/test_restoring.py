@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import GateError
-from headwise.models import discover, gate, observe
+from headwise.models import discover, gate, observe, probe, sessions
 from headwise.models.restore import configs_of
 from headwise.models.standin import StandIn
 
@@ -94,6 +94,37 @@ def test_discovery_leaves_nothing_behind(half_frozen: nn.Module) -> None:
     torch.manual_seed(7)
     assert torch.equal(drawn, torch.rand(3))
     assert state(half_frozen) == before
+
+
+def test_a_probe_that_was_interrupted_while_it_let_go_takes_no_calls(
+    tiny_bert: nn.Module, ids: Tensor, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "expel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            discover(tiny_bert)
+    with observe(tiny_bert, collector):
+        tiny_bert(ids)
+    assert len(collector.calls) == len(discover(tiny_bert).sites)
+
+
+def test_gates_that_were_interrupted_while_they_let_go_act_no_more(
+    tiny_bert: nn.Module, ids: Tensor, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with observe(tiny_bert, collector):
+        plain = tiny_bert(ids).last_hidden_state
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions, "expel", interrupted)
+        with pytest.raises(KeyboardInterrupt), gate(tiny_bert, {next(iter(discover(tiny_bert).blocks)): [0, 1]}):
+            assert not torch.equal(tiny_bert(ids).last_hidden_state, plain)
+    with observe(tiny_bert, collector):
+        assert torch.equal(tiny_bert(ids).last_hidden_state, plain)
 
 
 def test_a_generator_that_is_closed_restores(tiny_bert: nn.Module, ids: Tensor, collector: Any) -> None:

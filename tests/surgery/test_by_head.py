@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 import headwise as hw
+from headwise.errors import UnsupportedError
 from headwise.models import discover
 from headwise.surgery import prune
 from headwise.verbs import statistics
@@ -60,6 +62,19 @@ def test_removed_equals_gated(kind: Any) -> None:
     small = prune(model, PLAN, repair="none")
     assert apart(outputs(small.module, input_ids=IDS), masked(model, PLAN, input_ids=IDS)) < 2e-5
     assert [block.query_heads for block in discover(small.module).blocks.values()] == [3, 2]
+
+
+@pytest.mark.parametrize("kind", [afmoe, deepseek])
+def test_inference_mode_hides_no_heads_and_what_is_left_can_learn(kind: Any) -> None:
+    model = kind()
+    with torch.inference_mode():
+        small = hw.prune(model, PLAN, inputs=[{"input_ids": IDS}], notice=lambda said: None, heal=2)
+    assert not any(value.is_inference() for value in small.module.parameters())
+    small.module(input_ids=IDS).last_hidden_state.sum().backward()
+    with torch.inference_mode():  # weights that were made there have no gradients
+        strange = copy.deepcopy(small.module)
+        with pytest.raises(UnsupportedError, match="is not known"):
+            prune(strange, {"layers.0.self_attn": [0]}, repair="none")
 
 
 def test_the_gate_s_rows_go_with_the_head() -> None:

@@ -18,8 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headwise import artifacts
 from headwise.errors import HeadwiseError, ModelError
 from headwise.models import Model, load
+from headwise.models.loading.saved import cuts_of
 from headwise.models.surgery_record import LayerProof
 from headwise.surgery import prune
+from tests.surgery.test_placeholder import xglm
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "format.md"
@@ -124,9 +126,50 @@ def test_every_place_changed_to_every_hostile_value(tmp_path: Path) -> None:
 def test_cuts_that_contradict_themselves(change: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder = golden_model().save(tmp_path / "small")
     document = json.loads((folder / "headwise.json").read_text())
+    document["surgery"] = None
     document["cuts"][0] |= change
     (folder / "headwise.json").write_text(json.dumps(document))
     with pytest.raises(ModelError, match=words):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"heads": [0, 2]}, "say different heads"),
+        ({"kv_heads": 3}, "say different kv_heads"),
+        ({"kv_map": [0, 0, 1]}, "say different kv_map"),
+        ({"kv_map": None}, "say different kv_map"),
+        ({"module": "model.layers.0.mlp"}, r"the surgery cut model.layers.0.self_attn, which is not among the cuts"),
+    ],
+)
+def test_cuts_that_the_surgery_tells_otherwise(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """An exchanged kv_map would load and give other numbers."""
+    folder = golden_model().save(tmp_path / "small")
+    document = json.loads((folder / "headwise.json").read_text())
+    document["cuts"][0] |= change
+    if change.get("heads"):
+        document["cuts"][0]["kv_map"] = document["cuts"][0]["kv_map"][:2]
+    with pytest.raises(ModelError, match=words):
+        list(cuts_of(document))
+
+
+def test_a_module_that_is_cut_twice(tmp_path: Path) -> None:
+    folder = golden_model().save(tmp_path / "small")
+    document = json.loads((folder / "headwise.json").read_text())
+    document["cuts"] *= 2
+    (folder / "headwise.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="is among the cuts twice"):
+        load(folder)
+
+
+def test_a_placeholder_is_no_wider_than_a_head(tmp_path: Path) -> None:
+    """Nobody is made to allocate what a file says."""
+    folder = prune(xglm(), {"model.layers.0": [0, 1, 2, 3]}, repair="none").save(tmp_path / "small")
+    document = json.loads((folder / "headwise.json").read_text())
+    document["cuts"][0]["placeholder"]["q_proj"] = 10**12
+    (folder / "headwise.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="without heads that could put out 1000000000000 zeros"):
         load(folder)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from headwise.layout import HeadId
@@ -127,3 +128,30 @@ def test_gradients_reach_what_is_left() -> None:
     found.module(input_ids=IDS).logits.square().mean().backward()
     gradients = [value.grad for value in found.module.parameters() if value.numel()]
     assert all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_two_calls_at_once_keep_their_caches_apart(name: str) -> None:
+    """Another thread runs the same module, with a cache of its own, while its code runs on the placeholder."""
+    _, heads, pruned = cut(name, "all")
+    part = pruned.module.get_submodule(next(iter(heads)))
+    assert cut_of(part).placeholder
+    own, other = DynamicCache(), DynamicCache()
+    entered: list[int] = []
+
+    def run(ids: Tensor, cache: DynamicCache) -> None:
+        pruned.module(input_ids=ids, cache=cache, use_cache=True)
+
+    def meanwhile(*_: object) -> None:
+        if not entered:
+            entered.append(1)
+            thread = Thread(target=run, args=(IDS[:, :3], other))
+            thread.start()
+            thread.join()
+
+    handle = next(part.children()).register_forward_hook(meanwhile)
+    run(IDS, own)
+    handle.remove()
+    assert entered
+    for cache, length in ((own, IDS.shape[1]), (other, 3)):
+        assert [tuple(layer.keys.shape[1:3]) for layer in cache.layers] == [(0, length)] * 2

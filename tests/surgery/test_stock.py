@@ -19,6 +19,7 @@ import headwise as hw
 from headwise.errors import InputError, ModelError, UnsupportedError
 from headwise.models import expressible, wrap
 from headwise.models.stock import switch_of
+from headwise.plans import HeadCut, HeadPlan
 from headwise.surgery import Healing, prune, verify
 from headwise.verbs.statistics import statistics
 from tests.surgery import small
@@ -250,6 +251,52 @@ def test_a_promise_that_cannot_be_kept_is_refused_first(
         hw.prune(model, named, inputs=texts(), stock=True, **asked)
     assert read == []
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def by_means(model: nn.Module, cuts: Mapping[int, list[int]], replacement: str) -> HeadPlan:
+    blocks = {path: (block.query_heads, block.kv_heads) for path, block in wrap(model).layout.blocks.items()}
+    named = [(f"model.layers.{layer}.self_attn", head) for layer, heads in cuts.items() for head in heads]
+    return HeadPlan(tuple(HeadCut(path, head, replacement) for path, head in named), blocks=blocks)
+
+
+def test_heads_that_carry_running_means_are_counted_among_those_left(tmp_path: Path) -> None:
+    """All heads of every layer go, and two stay in each in order to put the running means out."""
+    model = small.decoder("Llama")
+    every = by_means(model, {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, "running_mean")
+    pruned = hw.prune(model, every, inputs=TEXT, stock=True)
+    again = type(model).from_pretrained(pruned.save(tmp_path / "small"))  # type: ignore[attr-defined]
+    assert again.config.num_attention_heads == again.config.num_key_value_heads == 2
+    assert apart(outputs(again.eval(), input_ids=IDS), outputs(pruned.module, input_ids=IDS)) == 0
+    with pytest.raises(InputError, match=r"leaves 2 in model.layers.0.self_attn and 4 in"):
+        hw.prune(model, by_means(model, {0: [0, 1, 2, 3]}, "running_mean"), inputs=TEXT, stock=True)
+    with pytest.raises(InputError, match=r"leaves 3 for 2 in model.layers.0.self_attn, unevenly"):
+        hw.prune(model, by_means(model, {0: [0, 1], 1: [0, 1]}, "running_mean"), inputs=TEXT, stock=True)
+
+
+@pytest.mark.parametrize("repair", [None, "none", "least_squares"])
+def test_constants_without_a_place_are_told_what_helps(repair: str | None) -> None:
+    model = small.decoder("Mistral")
+    plan = by_means(model, {0: [1, 3], 1: [1, 3]}, "constant")
+    with pytest.raises(UnsupportedError, match=r"constant add an intercept.*o_proj.bias; make the plan with the repl"):
+        hw.prune(model, plan, inputs=TEXT, stock=True, repair=repair)
+
+
+@pytest.mark.parametrize("repair", [None, "none"])
+def test_layers_that_were_cut_one_after_the_other(repair: str | None) -> None:
+    """The intercept of the first layer has its place under another config, which the second cut promises."""
+    model = small.decoder("Llama")
+    first = hw.prune(model, {"model.layers.0": [1, 3]}, inputs=TEXT)
+    assert expressible(first.module) is not None
+    both = hw.prune(first, {"model.layers.1": [1, 3]}, inputs=None if repair else TEXT, stock=True, repair=repair)
+    assert expressible(both.module) is None
+
+
+def test_weights_that_are_single_numbers() -> None:
+    """Apertus learns two numbers without an axis in every activation."""
+    model = small.decoder("Apertus")
+    assert any(value.ndim == 0 for value in model.state_dict().values())
+    pruned = hw.prune(model, uniform(model, [1, 3]), inputs=TEXT, stock=True)
+    assert expressible(pruned.module) is None
 
 
 def test_a_family_with_a_bias_needs_nothing() -> None:

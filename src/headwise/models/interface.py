@@ -99,8 +99,13 @@ class Seen:
 
 
 class Party(Protocol):
-    """What the seam needs of a session."""
+    """What the seam needs of a session.
 
+    Attributes:
+        watching: False once it is done: an interrupt may leave it among the parties of some modules.
+    """
+
+    watching: bool
     root: nn.Module
     observer: Observer | None
     backend: str | None
@@ -119,6 +124,8 @@ class Party(Protocol):
 @runtime_checkable
 class Taker(Protocol):
     """A party that takes every call for itself: the probe."""
+
+    watching: bool
 
     def take(self, call: Call, spot: Hashable) -> tuple[Tensor, Any]:
         """Answer the call."""
@@ -203,6 +210,8 @@ def answer(call: Call, spot: Hashable) -> tuple[Tensor, Any]:
     """Let everyone take part who looks at the calling module; gives (B, Q, H, D_v), and weights if there are any."""
     taking_part = []
     for party in _PARTIES.get(call.module, ()):
+        if not party.watching:
+            continue
         if isinstance(party, Taker):
             return party.take(call, spot)
         seen = party.locate(call.module, spot, call.query, call.key)

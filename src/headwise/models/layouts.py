@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ModelError
 from headwise.layout import Block, HeadLayout, Projection
+from headwise.models.restore import ordinary
 from headwise.models.standin import MaskMode
 from headwise.models.torch_seam.heads import Heads
 
@@ -46,7 +47,8 @@ def discovered(module: nn.Module, example: Mapping[str, Any] | None = None) -> D
 
     known = _KNOWN.get(module)
     if known is None:
-        known = _KNOWN[module] = probe_model(module, example)
+        with ordinary(module):
+            known = _KNOWN[module] = probe_model(module, example)
     return known
 
 

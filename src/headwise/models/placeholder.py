@@ -7,12 +7,13 @@ projection, whatever stands between. A growing key-value cache keeps nothing of 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from headwise.models.headless import HeadlessLayer, caches_of
 from headwise.models.hooks import drop_hooks
@@ -69,26 +70,25 @@ class _Placeholder:
     """Gives the caches of a module a head while its code runs, and takes it away again."""
 
     def __init__(self) -> None:
-        self.hollow: list[Any] = []
+        self.hollow: dict[int, list[tuple[Cache, int]]] = {}  # of each thread that runs the module
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.hollow = []
+        hollow = self.hollow[threading.get_ident()] = []
         for cache, at in self._layers(module, args, kwargs):
             layer: Any = cache.layers[at] if at < len(cache.layers) else None
             if layer is None or not isinstance(getattr(layer, "keys", None), Tensor):
-                self.hollow.append((cache, at))
+                hollow.append((cache, at))
             elif type(layer) is HeadlessLayer and layer.keys.ndim == 4 and layer.keys.shape[1] == 0:
-                self.hollow.append((cache, at))
+                hollow.append((cache, at))
                 layer.keys, layer.values = (_one_head(held) for held in (layer.keys, layer.values))
 
     def leave(self, module: nn.Module, _args: Any, _kwargs: Any, output: Any = None) -> Any:
-        for cache, at in self.hollow:
+        for cache, at in self.hollow.pop(threading.get_ident(), ()):
             layer: Any = cache.layers[at] if at < len(cache.layers) else None
             keys = getattr(layer, "keys", None)
             if type(layer) in (DynamicLayer, HeadlessLayer) and isinstance(keys, Tensor) and keys.ndim == 4:
                 layer.keys, layer.values = (_no_head(held) for held in (layer.keys, layer.values))
                 layer.__class__ = HeadlessLayer
-        self.hollow = []
         if any(_reads_nothing(part) for part in module.modules()):
             return output
         if isinstance(output, Tensor):

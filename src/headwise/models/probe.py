@@ -104,7 +104,7 @@ def tensors_of(output: Any) -> list[Tensor]:
 
 @dataclass
 class Probe:
-    """Watches one forward pass. Takes part in attention calls like a session (see ``interface.Party``)."""
+    """Watches one forward pass, once. Takes part in attention calls like a session (see ``interface.Party``)."""
 
     root: nn.Module
     static: dict[str, nn.Module]
@@ -115,6 +115,7 @@ class Probe:
     paths: dict[str, None] = field(default_factory=dict)
     returned_weights: bool = False
     seam: TorchSeam | None = None
+    watching: bool = True
 
     def __post_init__(self) -> None:
         self.names = {module: path for path, module in self.root.named_modules()}
@@ -133,22 +134,22 @@ class Probe:
     @contextmanager
     def running(self, masks: MaskMode) -> Iterator[None]:
         """Inside, forward passes of the model are watched."""
-        modules = list(self.names)
         with ExitStack() as stack:
             stack.callback(self.tracker.remove)
             self.tracker.install()
             for module in self.static.values():
                 stack.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
-            for module in modules:
+            for module in self.names:
                 if not any(True for _ in module.children()):
                     stack.callback(module.register_forward_pre_hook(self._reads).remove)
                     stack.callback(module.register_forward_hook(self._puts_out).remove)
-            stack.callback(expel, self, modules)
-            enrol(self, modules)
+            stack.callback(expel, self, self.names)
+            enrol(self, self.names)
             watched = {self.root.get_submodule(path): axes for path, axes in self.direct.items()}
             self.seam = stack.enter_context(by_torch(watched, answer, self._reads_weight))
             stack.enter_context(held(self.root, masks, attend_as))
+            stack.callback(setattr, self, "watching", False)
             yield
 
     # --- the seam hands every call over to a probe ---

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from headwise.models.cut_modules import CutConfig
 from headwise.models.standin import MaskMode, StandIn, original_of, register
 
-__all__ = ["configs_of", "eager", "held", "unchanged"]
+__all__ = ["configs_of", "eager", "held", "ordinary", "unchanged"]
 
 _FIELD: Final = "_attn_implementation_internal"
 _LOCK = threading.RLock()
@@ -133,6 +133,19 @@ def unchanged(module: nn.Module) -> Iterator[None]:
             if not _same(buffer, value):
                 with torch.no_grad():
                     buffer.copy_(value)
+
+
+@contextmanager
+def ordinary(module: nn.Module) -> Iterator[None]:
+    """Inside, what is made of ``module`` can have gradients, also where the caller is in torch's inference mode.
+
+    A model whose weights were made in that mode stays in it.
+    """
+    if not torch.is_inference_mode_enabled() or any(value.is_inference() for value in module.parameters()):
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

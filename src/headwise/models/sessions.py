@@ -41,6 +41,7 @@ class Session:
         self.observer = observer
         self.backend = backend
         self.own_output = found.own_output
+        self.watching = True
         self._gates = gates
         self._paths = {module: path for path, module in found.attention.items()}
         self._direct = {found.attention[path]: _axes(found, path) for path in found.direct}
@@ -112,6 +113,7 @@ class Session:
             stack.callback(expel, self, modules)
             enrol(self, modules)
             stack.enter_context(by_torch(self._direct, answer))
+            stack.callback(setattr, self, "watching", False)
             yield self
 
 

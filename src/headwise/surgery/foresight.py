@@ -8,9 +8,11 @@ from typing import Any
 from torch import nn
 
 from headwise.errors import InputError, UnsupportedError
+from headwise.layout import HeadLayout
 from headwise.models.handle import Model
 from headwise.models.stock import recounted
 from headwise.models.switches import built, lacks_bias, shapes_of, switch_for
+from headwise.surgery.averaging import carriers_of
 from headwise.surgery.cutting import BlockCut, planned_cuts
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.repair import INTERCEPTS
@@ -35,26 +37,27 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
         UnsupportedError: the family does not take the counts, or has no place for the intercept of ``repair``.
     """
     root, layout, config = model.module, model.layout, model.config
-    removed = {path: request.removed.get(path, ()) for path in layout.blocks}
-    if not request.running:  # said before anything else is wrong with the plan
-        _uniform({path: kept_of(block, removed[path]) for path, block in layout.blocks.items()})
-    if config is None or not hasattr(config, "to_dict"):
-        raise UnsupportedError(f"{type(root).__name__} has no config of transformers', so it has no stock checkpoint")
-    cuts = planned_cuts(root, layout.blocks, removed, request.running)
-    kept = {cut.block.module: cut.kept for cut in cuts}  # with the heads that stay to put out a running mean
-    _uniform(kept)
+    kept = _uniform(root, layout, request)
     first = next(iter(kept))
     block = layout.blocks[first]
+    if config is None or not hasattr(config, "to_dict"):
+        raise UnsupportedError(f"{type(root).__name__} has no config of transformers', so it has no stock checkpoint")
+    removed = {path: request.removed.get(path, ()) for path in layout.blocks}
+    cuts = planned_cuts(root, layout.blocks, removed, request.running)
     shapes, guesses = _shapes(root, cuts)
     counts = (block.query_heads, len(kept[first].heads), len(kept[first].kv), block.d_k)
     why, taken = "its config does not take other counts", []
     for changed, _ in recounted(config, *counts):
         fresh = built(root, changed)
-        found = fresh if isinstance(fresh, str) else _differs(shapes, guesses, shapes_of(fresh), changed)
-        if isinstance(found, str):
-            why = found
-        else:
+        if isinstance(fresh, str):
+            why = fresh
+            continue
+        theirs = shapes_of(fresh)
+        found = _settled(shapes, guesses, theirs)
+        if found == theirs or switch_for(root, found, changed):  # an earlier repair left biases in some layers
             taken.append((changed, found))
+        else:
+            why = _differs(found, theirs, changed)
     if not taken:
         raise UnsupportedError(
             f"stock: a checkpoint of plain transformers cannot say this plan: {why}; leave stock out (--stock), "
@@ -64,10 +67,14 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
     if not wanted or any(switch_for(root, {**one, **wanted}, changed) for changed, one in taken):
         return repair or "least_squares", None
     where = f"{type(config).__name__} builds no {next(iter(wanted))}"
-    if repair in INTERCEPTS or request.constant:
-        named = f"repair={repair!r} adds" if repair in INTERCEPTS else "heads that are replaced by a constant add"
+    if request.constant:
         raise UnsupportedError(
-            f"stock: {named} an intercept, and {where}; take repair='least_squares_no_bias' "
+            f"stock: heads that are replaced by a constant add an intercept, and {where}; make the plan with the "
+            "replacement 'nothing' (--replacement nothing), or leave stock out (--stock)"
+        )
+    if repair in INTERCEPTS:
+        raise UnsupportedError(
+            f"stock: repair={repair!r} adds an intercept, and {where}; take repair='least_squares_no_bias' "
             "(--repair least_squares_no_bias) or 'none', or leave repair out"
         )
     if repair is not None:
@@ -75,7 +82,13 @@ def stock_repair(model: Model, request: Request, repair: str | None) -> tuple[st
     return "least_squares_no_bias", f"the repair has no intercept, so that the checkpoint is a stock one: {where}"
 
 
-def _uniform(kept: Mapping[str, Kept]) -> None:
+def _uniform(root: nn.Module, layout: HeadLayout, request: Request) -> dict[str, Kept]:
+    kept = {}
+    for path, block in layout.blocks.items():
+        running = set(request.running.get(path, ()))
+        gone = set(request.removed.get(path, ()))
+        carriers = carriers_of(root.get_submodule(path), block, running, gone - running)
+        kept[path] = kept_of(block, gone - set(carriers))
     todo = "make the plan with uniform=True (headwise plan --uniform), or leave stock out (--stock)"
     first, one = next(iter(kept.items()))
     for path, other in kept.items():
@@ -91,6 +104,7 @@ def _uniform(kept: Mapping[str, Kept]) -> None:
             )
     if not one.heads:
         raise InputError(f"stock: the plan leaves no head, and a checkpoint of plain transformers has some; {todo}")
+    return kept
 
 
 def _shapes(root: nn.Module, cuts: list[BlockCut]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
@@ -101,7 +115,7 @@ def _shapes(root: nn.Module, cuts: list[BlockCut]) -> tuple[dict[str, tuple[int,
     shapes = shapes_of(root)
     guesses: dict[str, tuple[int, ...]] = {}
     for cut in cuts:
-        for into, slices in ((shapes, cut.slices), (guesses, (*cut.extras, *cut.rows))):
+        for into, slices in ((shapes, cut.slices), (guesses, cut.beside)):
             for one in slices:
                 owner, _, last = one.path.rpartition(".")
                 for name in named.get(id(getattr(root.get_submodule(owner), last)), ()):
@@ -111,18 +125,18 @@ def _shapes(root: nn.Module, cuts: list[BlockCut]) -> tuple[dict[str, tuple[int,
     return shapes, guesses
 
 
-def _differs(
-    shapes: Mapping[str, tuple[int, ...]],
-    guesses: Mapping[str, tuple[int, ...]],
-    theirs: Mapping[str, tuple[int, ...]],
-    config: Any,
-) -> str | dict[str, tuple[int, ...]]:
-    """The shapes as the class builds them where nothing but guesses differs; otherwise what does."""
-    settled = {
-        name: guesses[name] if theirs.get(name) == guesses.get(name, ()) else shape for name, shape in shapes.items()
+def _settled(
+    shapes: Mapping[str, tuple[int, ...]], guesses: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes after the cut, with those of the guesses that the class builds as well."""
+    return {
+        name: guesses[name] if name in guesses and theirs.get(name) == guesses[name] else shape
+        for name, shape in shapes.items()
     }
-    if settled == theirs:
-        return settled
+
+
+def _differs(settled: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]], config: Any) -> str:
+    """What the class builds otherwise."""
     name = next(name for name in (*settled, *theirs) if settled.get(name) != theirs.get(name))
     return f"{name} would be {settled.get(name)}, and is {theirs.get(name)} in what {type(config).__name__} builds"
 

@@ -15,6 +15,7 @@ from headwise.models.cut_modules import install
 from headwise.models.handle import Model
 from headwise.models.layouts import forget, output_weight
 from headwise.models.loader import as_model
+from headwise.models.restore import ordinary
 from headwise.models.source import Source, weight_hash
 from headwise.models.stock import settle, switch_of
 from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
@@ -68,8 +69,15 @@ def prune(
         (2, 4)
     """
     handle = as_model(model)
-    layout = handle.layout
     check_repair(repair, ridge)
+    with ordinary(handle.module):
+        return _pruned(handle, plan, repair, statistics, ridge, example)
+
+
+def _pruned(
+    handle: Model, plan: Any, repair: str, statistics: Any | None, ridge: float, example: Mapping[str, Any] | None
+) -> Model:
+    layout = handle.layout
     hashed = handle.source.weight_hash
     request = request_of(layout, plan, hashed, handle.name)
     _check_statistics(request, repair, statistics, hashed)

@@ -38,10 +38,10 @@ def healed(
     if texts is None and inputs is None:
         raise InputError("healing needs text to learn from: give texts (--text FILE) or inputs")
     assert small.surgery is not None
-    ready = prepare(original, Source(texts, inputs, **reading), {}, notice=notice)
-    batches = [dict(batch.inputs) for batch in ready.data]
     bar = None if progress is None else (lambda done: progress(done, how.steps, "healing"))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        ready = prepare(original, Source(texts, inputs, **reading), {}, notice=notice)
+        batches = [dict(batch.inputs) for batch in ready.data]
         said = heal(small.module, original.module, batches, how, data=ready.survey.digest, shown=bar)
     if notice is not None and said["last"] > said["first"]:
         notice(

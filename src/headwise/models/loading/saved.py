@@ -52,14 +52,46 @@ def record_of(document: Mapping[str, Any]) -> SurgeryRecord | None:
 
 
 def cuts_of(document: Mapping[str, Any]) -> Iterator[tuple[str, HeadCut]]:
-    """What each cut module is told, by its path."""
+    """What each cut module is told, by its path.
+
+    Raises:
+        ModelError: a module is named twice, or the last surgery says something else of it.
+    """
+    surgery = document["surgery"]
+    told = {} if surgery is None else {one["module"]: one for one in surgery["blocks"]}
+    seen: set[str] = set()
     for entry in document["cuts"]:
         values: dict[str, Any] = {name: _tupled(value) for name, value in entry.items()}
         path = values.pop("module")
         try:
-            yield path, HeadCut(**values)
+            cut = HeadCut(**values)
         except TypeError as error:
             raise ModelError(f"{MODEL_FILE}: the cut of {path} is not understood ({error})") from None
+        if path in seen:
+            raise ModelError(f"{MODEL_FILE}: {path} is among the cuts twice; save or copy the folder again")
+        seen.add(path)
+        if path in told:
+            _compare(path, cut, told.pop(path))
+        yield path, cut
+    if told:
+        raise ModelError(
+            f"{MODEL_FILE}: the surgery cut {next(iter(told))}, which is not among the cuts; save or copy the folder "
+            "again"
+        )
+
+
+def _compare(path: str, cut: HeadCut, told: Mapping[str, Any]) -> None:
+    """Refuse a cut that is not the one that the last surgery tells of."""
+    pairs = list(told["kv_map"])
+    theirs = {"heads": told["query_heads"][1:], "kv_heads": told["kv_heads"][1:], "kv_map": pairs}
+    ours = {"heads": [len(cut.heads)], "kv_heads": [cut.kv_heads], "kv_map": list(cut.kv_map or pairs)}
+    wrong = next((name for name in ours if ours[name] != theirs[name]), None)
+    if wrong is None and (cut.kv_map is None) is not told["even"]:
+        wrong = "kv_map"
+    if wrong is not None:
+        raise ModelError(
+            f"{MODEL_FILE}: the cut of {path} and the surgery say different {wrong}; save or copy the folder again"
+        )
 
 
 def _tupled(value: Any) -> Any:
@@ -100,7 +132,8 @@ def check_cut(part: nn.Module, path: str, cut: HeadCut) -> None:
         wrong = f"it narrows {unknown!r}, which is no argument of {type(part).__name__}"
     parts = dict(part.named_modules())
     for name, width in cut.placeholder.items():
-        if cut.heads or not width or not isinstance(getattr(parts.get(name), "weight", None), Tensor):
+        possible = not cut.heads and width and width in (cut.d_k, cut.d_v, 2 * cut.d_k + cut.d_v)
+        if not possible or not isinstance(getattr(parts.get(name), "weight", None), Tensor):
             wrong = f"{name!r} is no layer of a {type(part).__name__} without heads that could put out {width} zeros"
     for name in cut.attributes:
         if type(vars(part).get(name)) is not int:

@@ -1,6 +1,6 @@
 """What healing gives: SmolLM2 without 40 % of its query heads, repaired, then trained towards its original.
 
-    python -m benchmarks.healing FOLDER [--steps 200] [--window 256] [--share 0.4] [--rate 1e-4] [--json FILE]
+    python -m benchmarks.healing FOLDER [--steps 200] [--window 128] [--share 0.4] [--rate 1e-4] [--json FILE]
 
 Calibrated on 16 windows of 512 tokens of the novels and healed on as many windows as there are steps; the perplexities
 are those of the ends of the novels and of the handbook, which neither saw. Checkpoints are kept in FOLDER, so that the
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--window", type=int, default=256)
+    parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--share", type=float, default=0.4)
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--json", type=Path)
@@ -54,19 +54,13 @@ def main() -> None:
     began = time.monotonic()
     read = windows(model, TEXTS["novels"], asked.window, asked.steps)
     batches = [{"input_ids": torch.tensor([one["input_ids"]])} for one in read]
-    how = Healing(asked.steps, rate=asked.rate, folder=asked.folder, every=25)
-    said = heal(small.module, model.module, batches, how, data=TEXTS["novels"], shown=lambda step: told(step, began))
+    how = Healing(asked.steps, rate=asked.rate, folder=asked.folder, every=20)
+    said = heal(small.module, model.module, batches, how, data=TEXTS["novels"])
     rows["healed"] = {name: perplexity(small.module, text) for name, text in held.items()}
     tell(rows, "healed")
     CONSOLE.print(f"{said}; {time.monotonic() - began:.0f} s", highlight=False)
     if asked.json is not None:
         asked.json.write_text(json.dumps({**rows, "heal": said}), encoding="utf-8")
-
-
-def told(step: int, began: float) -> None:
-    """A line every ten steps."""
-    if step % 10 == 0:
-        CONSOLE.print(f"step {step}: {time.monotonic() - began:.0f} s", highlight=False)
 
 
 def tell(rows: dict[str, dict[str, float]], which: str) -> None:

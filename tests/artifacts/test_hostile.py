@@ -171,6 +171,14 @@ def test_any_value_anywhere_is_refused_or_harmless(data: st.DataObject) -> None:
     assert document == before
 
 
+def test_a_whole_float_is_no_integer() -> None:
+    """JSON schema takes 0.0 for an integer; it indexes nothing."""
+    document = json.loads(GOOD)
+    document["heads"]["site"][0] = 0.0
+    with pytest.raises(RunError, match=r"heads.site\[0\]: must be integer, not 0.0"):
+        HeadTable.from_document(document)
+
+
 def test_a_folder_a_pipe_and_a_device_are_no_files(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)

@@ -219,7 +219,7 @@ def test_a_plan_for_another_model_says_which_and_which_this_is() -> None:
 
 def test_a_constant_with_nothing_to_learn_it_from_is_told_what_to_give() -> None:
     plan = plan_of(HeadCut("model.layers.0.self_attn", 1, "constant"))
-    with pytest.raises(hw.HeadwiseError, match=r"give texts \(--text FILE\) or statistics \(--statistics FILE\)"):
+    with pytest.raises(hw.HeadwiseError, match=r"give texts \(--text FILE\) or statistics= \(--statistics FILE\)"):
         hw.prune(llama(), plan, repair="none")
 
 

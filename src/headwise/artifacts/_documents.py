@@ -133,7 +133,11 @@ def _validator(format: str) -> Any:
             return
         yield from generic(validator, rule, instance, whole)
 
-    fast: Any = jsonschema.validators.extend(base, {"items": items})  # type: ignore[no-untyped-call]
+    # 2.0 is an integer to JSON schema; to what reads the document it is a float, which counts and indexes nothing.
+    whole = base.TYPE_CHECKER.redefine("integer", lambda _checker, value: type(value) is int)
+    fast: Any = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
+        base, {"items": items}, type_checker=whole
+    )
     return fast(schema(format))
 
 

@@ -14,9 +14,9 @@ import pruning
 from pruning import Pruned, judge_pruning, verdict_of
 from pruning_page import cells, section
 
-#: A sample, for all types take minutes (test_types.py, slow): fused and separate projections, groups, sinks, relative positions, shared layers, windows,
+#: A sample, of every kind: fused and separate projections, groups, sinks, relative positions, shared layers, windows,
 #: cross, biases that all layers share, code that does not run without heads or takes its width from its input; gates,
-#: latents, shards, packed images.
+#: latents, shards, packed images. The run over all types (test_types.py) is slow.
 SAMPLE = [
     *("bert", "albert", "deberta-v2", "tapas", "big_bird", "wav2vec2-conformer", "swinv2", "vit"),
     *("gpt2", "gpt_bigcode", "llama", "qwen3", "gpt_oss", "falcon", "phi3"),

@@ -18,7 +18,7 @@ from pruning_page import cells, section
 #: cross, biases that all layers share, code that does not run without heads or takes its width from its input; gates,
 #: latents, shards, packed images. The run over all types (test_types.py) is slow.
 SAMPLE = [
-    *("bert", "albert", "deberta-v2", "tapas", "big_bird", "wav2vec2-conformer", "swinv2", "vit"),
+    *("bert", "albert", "deberta-v2", "tapas", "big_bird", "swinv2", "vit"),
     *("gpt2", "gpt_bigcode", "llama", "qwen3", "gpt_oss", "falcon", "phi3"),
     *("t5", "bart", "whisper", "colpali", "gemma4_text", "mpnet", "blip"),
     *("qwen3_5_text", "deepseek_v3", "codegen", "qwen2_5_vl_vision"),

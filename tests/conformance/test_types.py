@@ -21,7 +21,7 @@ SAMPLE = [
     *("bert", "roberta", "distilbert", "albert", "modernbert", "deberta-v2", "xlnet", "mpnet"),
     *("gpt2", "gpt_neox", "gpt_bigcode", "llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "diffllama"),
     *("falcon", "bloom", "mpt", "t5", "bart", "whisper"),
-    *("vit", "swin", "siglip", "sam_vision_model", "hiera", "wavlm"),
+    *("vit", "swin", "siglip", "sam_vision_model", "dinov2", "wavlm"),
 ]
 
 

@@ -51,6 +51,7 @@ def test_sum_of_scores_fails_if_scores_do_not_add_up(monkeypatch: pytest.MonkeyP
     assert verdict("sum-of-scores") is Verdict.FAILS
 
 
+@pytest.mark.slow
 def test_several_reads_fails_if_all_reads_are_used_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_reads, "STEPS", {"small": 200})
     assert verdict("several-reads") is not Verdict.FAILS
@@ -58,6 +59,7 @@ def test_several_reads_fails_if_all_reads_are_used_alike(monkeypatch: pytest.Mon
     assert verdict("several-reads") is Verdict.FAILS
 
 
+@pytest.mark.slow
 def test_several_reads_holds_without_condition_if_mixing_too_keeps_them_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -158,6 +160,7 @@ def test_redundancy_fails_if_there_are_copies_everywhere(monkeypatch: pytest.Mon
     assert verdict("redundancy") is Verdict.FAILS
 
 
+@pytest.mark.slow
 def test_specialisation_fails_without_training() -> None:
     assert verdict("specialisation") is Verdict.FAILS
 

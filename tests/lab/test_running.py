@@ -85,7 +85,13 @@ def test_listing_imports_nothing_that_computes() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: Half a minute and more on an idle machine.
+LONG = ("several-reads",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NAMES]
+)
 def test_a_small_run_gives_a_whole_outcome(name: str) -> None:
     outcome = lab.run(name, seed=1, size="small")
     experiment = lab.definition(name)

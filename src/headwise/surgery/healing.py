@@ -24,6 +24,7 @@ from headwise.errors import InputError, MeasureError, RunError, UnsupportedError
 from headwise.models.loading.silence import silenced
 from headwise.models.source import weight_hash
 from headwise.surgery.averaging import still_zero
+from headwise.trace import evaluating
 
 __all__ = ["Healing", "heal"]
 
@@ -98,8 +99,8 @@ def heal(
         if folder is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="headwise-heal-")))
         start = _taken_up(folder, ticket)
-        stack.enter_context(_evaluating(small))
-        stack.enter_context(_evaluating(original))
+        stack.enter_context(evaluating(small))
+        stack.enter_context(evaluating(original))
         first, kind = _loss_over(small, original, batches)
         trainer = _trainer(small, original, batches, how, folder, shown)
         with silenced(), _writing(folder), still_zero(small):
@@ -122,18 +123,6 @@ def _check(small: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> None:
         raise InputError("healing trains weights, and every weight of the model has requires_grad=False; unfreeze some")
     if any(value.dtype == torch.float16 for value in small.parameters()):
         raise UnsupportedError("healing in float16 would overflow; load the model with dtype='float32' or 'bfloat16'")
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every part's own mode again afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 @contextmanager

@@ -8,6 +8,7 @@ where its value is at or below :func:`hiding_value` of its dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,32 +42,34 @@ def has_tensor_rules(visible: Visible) -> bool:
     return visible.key_padding is not None or visible.mask is not None or visible.predicate is not None
 
 
-def key_range(problem: Problem, start: int, stop: int) -> Span:
-    """Keys ``[low, high)`` outside which no query of rows ``[start, stop)`` sees anything, by causality and window."""
-    visible, keys = problem.visible, problem.k.shape[2]
-    first, last = start + problem.offset, stop - 1 + problem.offset
-    low, high = 0, keys
+def _limits(problem: Problem, first: Any, last: Any) -> tuple[Any, Any]:
+    """The first key that causality and window show to position ``first``, and the one after the last of ``last``.
+
+    Not yet cut to the keys that there are. Positions are whole numbers, or tensors of them.
+    """
+    visible = problem.visible
+    low, high = 0, problem.k.shape[2]
     if visible.causal:
         high = last + 1
     if visible.window is not None:
         low = first - visible.window + 1
         if not visible.causal:
             high = last + visible.window
+    return low, high
+
+
+def key_range(problem: Problem, start: int, stop: int) -> Span:
+    """Keys ``[low, high)`` outside which no query of rows ``[start, stop)`` sees anything, by causality and window."""
+    keys = problem.k.shape[2]
+    low, high = _limits(problem, start + problem.offset, stop - 1 + problem.offset)
     low = min(max(low, 0), keys)
     return low, max(low, min(max(high, 0), keys))
 
 
 def sure_range(problem: Problem, start: int, stop: int) -> Span:
     """Keys ``[low, high)`` that causality and window show to *every* query of rows ``[start, stop)``."""
-    visible, keys = problem.visible, problem.k.shape[2]
-    first, last = start + problem.offset, stop - 1 + problem.offset
-    low, high = 0, keys
-    if visible.causal:
-        high = first + 1
-    if visible.window is not None:
-        low = last - visible.window + 1
-        if not visible.causal:
-            high = first + visible.window
+    keys = problem.k.shape[2]
+    low, high = _limits(problem, stop - 1 + problem.offset, start + problem.offset)
     low = min(max(low, 0), keys)
     return low, max(low, min(max(high, 0), keys))
 
@@ -187,15 +190,9 @@ def by_distance_alone(problem: Problem) -> bool:
 
 def seen_ranges(problem: Problem) -> tuple[Tensor, Tensor]:
     """For each query row the first key that causality and window show it, and the one after the last; int64 (Q,)."""
-    keys, visible = problem.k.shape[2], problem.visible
+    keys = problem.k.shape[2]
     i = torch.arange(problem.q.shape[2], device=problem.q.device) + problem.offset
-    low, high = torch.zeros_like(i), torch.full_like(i, keys)
-    if visible.causal:
-        high = i + 1
-    if visible.window is not None:
-        low = i - visible.window + 1
-        if not visible.causal:
-            high = i + visible.window
+    low, high = (torch.zeros_like(i) + one for one in _limits(problem, i, i))
     return low.clamp(0, keys), high.clamp(0, keys)
 
 

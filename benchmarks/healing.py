@@ -1,6 +1,6 @@
 """What healing gives: SmolLM2 without 40 % of its query heads, repaired, then trained towards its original.
 
-    python -m benchmarks.healing FOLDER [--steps 200] [--window 128] [--share 0.4] [--rate 1e-4] [--json FILE]
+    python -m benchmarks.healing FOLDER [--steps 200] [--window 128] [--share 0.4] [--rate 1e-4] [--held 12]
 
 Calibrated on 16 windows of 512 tokens of the novels and healed on as many windows as there are steps; the perplexities
 are those of the ends of the novels and of the handbook, which neither saw. Checkpoints are kept in FOLDER, so that the
@@ -41,10 +41,13 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=128)
     parser.add_argument("--share", type=float, default=0.4)
     parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument(
+        "--held", type=int, default=12, help="windows of 512 tokens to measure on, of the end of each text"
+    )
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     model = hw.load(MODELS / "smollm2", dtype="float32")
-    held = {name: windows(model, file, 512, 4, end=True) for name, file in TEXTS.items()}
+    held = {name: windows(model, file, 512, asked.held, end=True) for name, file in TEXTS.items()}
     seen = windows(model, TEXTS["novels"], 512, 16)
     plan = hw.plan(model, inputs=seen, keep=1 - asked.share, batch_size=1)
     small = hw.prune(model, plan, inputs=seen, batch_size=1)

@@ -147,7 +147,7 @@ def run_smollm2(asked: argparse.Namespace) -> None:
     model = hw.load(MODELS / "smollm2")
     domains = asked.domains.split(",")
     seen = [one for name in domains for one in windows(model, TEXTS[name], 512, asked.windows // len(domains))]
-    held = {name: windows(model, text, 512, 4, end=True) for name, text in TEXTS.items()}
+    held = {name: windows(model, text, 512, asked.held, end=True) for name, text in TEXTS.items()}
     began = time.monotonic()
     found = statistics(model, inputs=seen, relative=not asked.plain, skip_first=4 if asked.plain else 0, batch_size=1)
     CONSOLE.print(f"one pass over {asked.windows * 512:,} tokens: {time.monotonic() - began:.0f} s", highlight=False)
@@ -171,10 +171,12 @@ def run_smollm2(asked: argparse.Namespace) -> None:
             base = torch.tensor(quality.base).exp().item()
             for share in shares:
                 gone = order[: max(1, round(share * heads / len(order[0].heads)))]
-                rise = quality.said(quality.rise(gone))
+                nats, error = quality.rise_and_error(gone)
+                low, rise, high = (quality.said(nats + sign * 1.96 * error) for sign in (-1, 0, 1))
                 rows[f"{name} {repair} {share:.0%}"] = rise
                 said = f"{name}, {repair}, {share:.0%} ({sum(len(unit.heads) for unit in gone)} heads)"
-                CONSOLE.print(f"{said}: {base:.2f} -> {base * (1 + rise):.2f} ({rise:+.2%})", highlight=False)
+                between = f"{rise:+.2%}, {low:+.2%} to {high:+.2%}"
+                CONSOLE.print(f"{said}: {base:.2f} -> {base * (1 + rise):.2f} ({between})", highlight=False)
     if asked.json is not None:
         asked.json.write_text(json.dumps(rows), encoding="utf-8")
 
@@ -193,6 +195,7 @@ def main() -> None:
     parser.add_argument("--per-layer", type=int, default=1)
     parser.add_argument("--domains", default="novels")
     parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--held", type=int, default=12, help="windows to measure on, of the end of each text")
     parser.add_argument("--uniform", action="store_true", help="as many from every layer, as stock checkpoints want it")
     parser.add_argument("--plain", action="store_true", help="all rows count alike, the first four left out")
     parser.add_argument("--json", type=Path)

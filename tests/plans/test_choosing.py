@@ -214,6 +214,25 @@ def test_lazy_runs_only_its_shortlist_and_takes_the_best_of_it() -> None:
         Lazy(rough, exact, width=0)
 
 
+def test_lazy_learns_what_the_costs_of_a_block_are_worth() -> None:
+    """All heads of block b cost 100 times what the rough criterion says; all of a go before the second of b."""
+    blocks = fakes.shapes(5, 5)
+    rough = Given({(block.block, head): float(head + 1) for block in blocks for head in range(5)})
+    exact = fakes.Exact(lambda block, gone: sum((100.0 if block == "b" else 1.0) * (head + 1) for head in gone))
+    lazy = Lazy(rough, exact, width=1)
+    order = [str(step.unit) for step in removals(lazy, Pool(blocks))]
+    assert order == ["a:0", "a:1", "a:2", "a:3", "b:0", "b:1", "b:2", "b:3"]
+    assert exact.asked == [2, 1, 1, 1, 1, 1, 1, 1]  # the cheapest of each block, then one
+    assert lazy.worth("b") > 5 * lazy.worth("a")
+
+
+def test_lazy_learns_nothing_from_units_that_cost_nothing() -> None:
+    blocks = fakes.shapes(3, 3)
+    lazy = Lazy(numbered(blocks), fakes.Exact(lambda _block, _gone: 0.0), width=2)
+    assert len(list(removals(lazy, Pool(blocks)))) == 4
+    assert lazy.worth("a") == lazy.worth("b") == 1.0
+
+
 def test_set_aware_adds_up_to_the_cost_of_the_set() -> None:
     layers = {name: fakes.layer(fakes.moments(at, 4, 3), 4, energy=1.0 + at) for at, name in enumerate("ab")}
     criterion, pool = SetAware(layers), Pool(fakes.shapes(4, 4))

@@ -81,7 +81,7 @@ def owners(parts: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> dict[str, T
         [0, 0, 0, 0, 1, 1, 1, 1, -2, -2, -2, -2]
     """
     draw = torch.Generator().manual_seed(0)
-    rays = [torch.randn(part.shape, generator=draw).to(part) for part in parts]
+    rays = [torch.randn(part.shape, generator=draw, device="cpu").to(part) for part in parts]
     heads = parts[0].shape[1]
     whole = _derivatives(parts, rays, leaves)
     found = {path: torch.where(_any(one), 0, NOBODY) for path, one in whole.items()}

@@ -41,11 +41,11 @@ def candidates(root: nn.Module) -> list[dict[str, Any]]:
         )
     names = list(inspect.signature(root.forward).parameters)
     main = getattr(root, "main_input_name", "input_ids")
-    packed = _patches(root, config)
-    made = [packed] if packed is not None else []
-    made += [
-        {**signal, **_text(root, config, names, str(main))} for signal in _signal_inputs(root, config, names, str(main))
-    ]
+    with torch.device("cpu"):  # whatever torch's default device is: the draws are the same
+        packed = _patches(root, config)
+        made = [packed] if packed is not None else []
+        text = _text(root, config, names, str(main))
+        made += [{**signal, **text} for signal in _signal_inputs(root, config, names, str(main))]
     made = [inputs for inputs in made if inputs]
     if not made:
         raise UnsupportedError(

@@ -115,9 +115,9 @@ def plan(
             per token), 1 - cosine (fidelity), relative rise of another loss. Searched on every other passage, confirmed
             on those between.
         criterion: ``"set-aware"``, ``"lazy"`` (a shortlist of ``width`` heads by the set-aware cost, each run with its
-            repair), ``"greedy"`` (every head run after every removal), ``"leave-one-out"``, ``"fisher"``,
-            ``"michel"``, ``"michel-iterative"`` (again after each ``step`` of the heads), ``"weight-norm"``,
-            ``"random"``.
+            repair, which also tells what that cost is worth in each layer), ``"greedy"`` (every head run after every
+            removal), ``"leave-one-out"``, ``"fisher"``, ``"michel"``, ``"michel-iterative"`` (again after each
+            ``step`` of the heads), ``"weight-norm"``, ``"random"``.
         repair: what :func:`headwise.prune` will do about the loss (see there); criteria reckon with it.
         ridge: of least squares, as a share of the mean variance.
         unit: ``"head"``, or ``"group"``: a key-value head with all its query heads.

@@ -154,7 +154,7 @@ def _tokens(model: Model, batch: int, length: int) -> dict[str, Any]:
     if isinstance(positions, int):
         length = min(length, positions)
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, vocabulary, (batch, length), generator=draw).to(model.device)
+    ids = torch.randint(0, vocabulary, (batch, length), generator=draw, device="cpu").to(model.device)
     inputs: dict[str, Any] = {"input_ids": ids}
     if getattr(module.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids

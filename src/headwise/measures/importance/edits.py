@@ -102,7 +102,7 @@ class OutputBank:
             if any(key == -other for other, _ in kept) or (len(kept) == _BANK_PASSAGES and key >= -kept[0][0]):
                 continue
             at = real_BQ[row].nonzero().flatten()
-            order = torch.randperm(len(at), generator=generator_for(key, self._seed, "bank"))[:_BANK_ROWS]
+            order = torch.randperm(len(at), generator=generator_for(key, self._seed, "bank"), device="cpu")[:_BANK_ROWS]
             heapq.heappush(kept, _Entry((-key, z_BQHD[row, at[order.to(at.device)]].clone())))
             if len(kept) > _BANK_PASSAGES:
                 heapq.heappop(kept)
@@ -131,7 +131,8 @@ class OutputBank:
                 )
             pool = torch.cat(others)
             real = (kinds_BQ[row] != PADDING).to(pool.device)
-            pick = torch.randint(len(pool), (int(real.sum()),), generator=generator_for(key, self._seed, "resample"))
+            draw = generator_for(key, self._seed, "resample")
+            pick = torch.randint(len(pool), (int(real.sum()),), generator=draw, device="cpu")
             rows = pool.new_zeros(len(real), *pool.shape[1:])
             rows[real] = pool[pick.to(pool.device)]
             drawn.append(rows)

@@ -127,6 +127,7 @@ class Projection(Loss):
         losses = []
         for row, key in enumerate(passage_keys(task.batch)):
             count = int(real[row].sum())
-            draw = torch.randn(count, rows.shape[-1], generator=generator_for(key, self.seed, "projection"))
+            source = generator_for(key, self.seed, "projection")
+            draw = torch.randn(count, rows.shape[-1], generator=source, device="cpu")
             losses.append((rows[row][real[row]] * draw.to(rows)).sum() / (count if self.mean else 1))
         return torch.stack(losses)

@@ -197,7 +197,7 @@ class MaskedToken(Loss):
         masked, targets = ids.clone(), torch.full_like(ids, _IGNORED)
         for row, key in enumerate(passage_keys(batch)):
             tokens = (kinds[row] == TOKEN).nonzero().flatten()
-            order = torch.randperm(len(tokens), generator=generator_for(key, self.seed, "mask"))
+            order = torch.randperm(len(tokens), generator=generator_for(key, self.seed, "mask"), device="cpu")
             chosen = tokens[order[: max(1, round(self.share * len(tokens)))].to(tokens.device)]
             targets[row, chosen] = ids[row, chosen]
             masked[row, chosen] = mask_id

@@ -35,7 +35,7 @@ def projection_for(d_v: int, directions: int, seed: int) -> Tensor:
         return torch.eye(d_v, dtype=torch.float64)
     text = f"cka:{seed}:{d_v}".encode()
     generator = torch.Generator().manual_seed(int.from_bytes(sha256(text).digest()[:7], "big"))
-    orthonormal, upper = torch.linalg.qr(torch.randn(d_v, d_v, generator=generator, dtype=torch.float64))
+    orthonormal, upper = torch.linalg.qr(torch.randn(d_v, d_v, generator=generator, dtype=torch.float64, device="cpu"))
     # The signs make the distribution uniform over rotations.
     scaled: Tensor = (orthonormal * upper.diagonal().sign())[:, :directions] * (d_v / directions) ** 0.5
     return scaled

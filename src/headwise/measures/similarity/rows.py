@@ -17,7 +17,7 @@ __all__ = ["chosen_rows", "patterns_at"]
 def chosen_rows(candidates_Q: Tensor, count: int, key: int, seed: int) -> Tensor:
     """Up to ``count`` of the rows that are True, drawn for the passage ``key`` and in ascending order: (R,) int64."""
     at = candidates_Q.nonzero().flatten()
-    order = torch.randperm(len(at), generator=generator_for(key, seed, "rows"))[:count]
+    order = torch.randperm(len(at), generator=generator_for(key, seed, "rows"), device="cpu")[:count]
     return at[order.to(at.device)].sort().values
 
 

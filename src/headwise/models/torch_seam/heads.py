@@ -135,7 +135,7 @@ def same_rows(left: Tensor, right: Tensor) -> bool:
     if torch.equal(left, right):
         return True
     generator = torch.Generator().manual_seed(0)
-    ray = torch.randn(left.shape[1], dtype=torch.float64, generator=generator).to(left.device)
+    ray = torch.randn(left.shape[1], dtype=torch.float64, generator=generator, device="cpu").to(left.device)
     order = [(one.double() @ ray).argsort() for one in (left, right)]
     return bool(torch.equal(left[order[0]], right[order[1]]))
 

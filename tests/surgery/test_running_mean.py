@@ -246,6 +246,22 @@ def test_cross_attention_is_a_mean_of_the_encoder() -> None:
     assert apart(outputs(pruned.module, **inputs), averaged(model, {path: [0, 2]}, **inputs)) <= 1e-5
 
 
+def test_queries_that_lie_shard_by_shard() -> None:
+    """CodeGen's weight holds them in shards, each head's rows beside values and keys."""
+    from transformers import CodeGenConfig, CodeGenForCausalLM
+
+    config = CodeGenConfig(vocab_size=31, n_embd=48, n_layer=1, n_head=8, rotary_dim=4, n_inner=16)
+    model = small.noisy(CodeGenForCausalLM(config))
+    path = "transformer.h.0.attn"
+    cuts = {path: [1, 2, 7]}
+    pruned = prune(model, plan_of(model, cuts, nothing={path: [0]}), repair="none")
+    layout = discover(model)
+    with gate(model, {path: [0]}), gate(model, [HeadId(layout.sites[0].key, head) for head in cuts[path]],
+                                        replacement="running_mean"):  # fmt: skip
+        expected = outputs(model, input_ids=IDS, use_cache=False)
+    assert apart(outputs(pruned.module, input_ids=IDS, use_cache=False), expected) <= 1e-5
+
+
 def phi() -> nn.Module:
     return small.decoder("Phi", qk_layernorm=True, num_key_value_heads=4, hidden_size=32)
 

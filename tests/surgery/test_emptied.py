@@ -44,7 +44,7 @@ def test_case_30_a_scan_shows_the_layer_as_empty(name: str) -> None:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_a_layer_without_heads_runs_under_either_attention(implementation: str) -> None:
-    """GPT-BigCode's eager code multiplies matrices of one key-value head: it needs another telling than its sdpa code."""
+    """GPT-BigCode's eager code multiplies matrices of one key-value head, and does not run without any."""
     from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
 
     config = GPTBigCodeConfig(vocab_size=31, n_embd=16, n_layer=2, n_head=4, multi_query=True)

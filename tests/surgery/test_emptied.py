@@ -42,6 +42,20 @@ def test_case_30_a_scan_shows_the_layer_as_empty(name: str) -> None:
     assert any(what == "empty" and block in said for what, said in emptied.layout.facts)
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_layer_without_heads_runs_under_either_attention(implementation: str) -> None:
+    """GPT-BigCode's eager code multiplies matrices of one key-value head, and does not run without any."""
+    from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
+
+    config = GPTBigCodeConfig(vocab_size=31, n_embd=16, n_layer=2, n_head=4, multi_query=True)
+    model: Any = small.noisy(GPTBigCodeForCausalLM(config))
+    emptied: Any = prune(model, {"transformer.h.1": ALL}, repair="none").module
+    for one in (model, emptied):
+        one.set_attn_implementation(implementation)
+    truth = small.masked(model, {"transformer.h.1.attn": ALL}, input_ids=small.IDS, use_cache=False)
+    assert small.apart(small.outputs(emptied, input_ids=small.IDS, use_cache=False), truth) <= 1e-5
+
+
 @pytest.mark.parametrize("criterion", ["set-aware", "lazy", "michel", "weight-norm"])
 def test_a_plan_for_a_model_with_an_empty_layer(criterion: str) -> None:
     emptied = prune(small.gpt2(), {"transformer.h.0": ALL}, repair="none")

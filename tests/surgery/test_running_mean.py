@@ -246,6 +246,37 @@ def test_cross_attention_is_a_mean_of_the_encoder() -> None:
     assert apart(outputs(pruned.module, **inputs), averaged(model, {path: [0, 2]}, **inputs)) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_in_float64_with_a_softmax_in_float32(name: str) -> None:
+    """Eager attention takes its softmax in float32 whatever the model is in; Gemma 2 has no other attention."""
+    model: Any = small.decoder(name, head_dim=6).double()
+    model.set_attn_implementation("eager")
+    path = LLAMA.format(0)
+    pruned = prune(model, plan_of(model, {path: [0, 1, 3]}), repair="none")
+    assert pruned.surgery is not None
+    assert pruned.surgery.proof.bound == 1e-6
+    assert verify(model, pruned).means == {path: ((0, 1), (3,))}
+    nothing = prune(model, {path: [0]}, repair="none")
+    assert nothing.surgery is not None
+    assert nothing.surgery.proof.bound == 1e-12
+
+
+def test_queries_that_lie_shard_by_shard() -> None:
+    """CodeGen's weight holds them in shards, each head's rows beside values and keys."""
+    from transformers import CodeGenConfig, CodeGenForCausalLM
+
+    config = CodeGenConfig(vocab_size=31, n_embd=48, n_layer=1, n_head=8, rotary_dim=4, n_inner=16)
+    model = small.noisy(CodeGenForCausalLM(config))
+    path = "transformer.h.0.attn"
+    cuts = {path: [1, 2, 7]}
+    pruned = prune(model, plan_of(model, cuts, nothing={path: [0]}), repair="none")
+    layout = discover(model)
+    with gate(model, {path: [0]}), gate(model, [HeadId(layout.sites[0].key, head) for head in cuts[path]],
+                                        replacement="running_mean"):  # fmt: skip
+        expected = outputs(model, input_ids=IDS, use_cache=False)
+    assert apart(outputs(pruned.module, input_ids=IDS, use_cache=False), expected) <= 1e-5
+
+
 def phi() -> nn.Module:
     return small.decoder("Phi", qk_layernorm=True, num_key_value_heads=4, hidden_size=32)
 

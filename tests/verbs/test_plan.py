@@ -233,6 +233,10 @@ def test_protected_heads_parts_and_uniform_counts() -> None:
             "repair must be one of none, bias, least_squares, least_squares_no_bias",
         ),
         ({"keep": 0.5, "replacement": "magic"}, "replacement must be one of nothing"),
+        (
+            {"keep": 0.5, "replacement": "constant", "repair": "least_squares_no_bias"},
+            "replacement='constant' leaves the heads' mean in a bias, and repair='least_squares_no_bias' adds none",
+        ),
         ({"keep": 0.5, "unit": "pair"}, "unit must be 'head' or 'group', and is 'pair'"),
         ({"keep": 0.5, "sample": 0}, "sample must be a whole number of tokens"),
         ({"keep": 0.5, "skip_first": -1}, "skip_first must be a whole number of rows"),
@@ -350,3 +354,17 @@ def test_rows_that_all_count_alike() -> None:
     assert str(plan).startswith(f"{len(plan)} of {plan.heads} heads of")
     assert "tensor(" not in repr(plan)
     assert len(repr(plan)) < 300
+
+
+def test_a_sink_goes_with_its_head() -> None:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=31, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=32, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config).eval()
+    plan = hw.plan(model, keep=0.5, criterion="weight-norm")
+    record = prune(model, plan, repair="none").surgery
+    assert record is not None
+    assert plan.facts["after"]["parameters"] == record.parameters[1]

@@ -12,10 +12,11 @@ from headwise.errors import UnsupportedError
 from headwise.layout import Block
 from headwise.models.cut_modules import HeadCut, install, restate
 from headwise.models.discovery import MODEL_FAILURES
-from headwise.models.restore import unchanged
+from headwise.models.probe import run_model
+from headwise.models.restore import eager, unchanged
 from headwise.models.stock import replaced_while_running
 from headwise.surgery.averaging import Carriers, carriers_of, lay_means, refuse_uneven_heads
-from headwise.surgery.caches import copied
+from headwise.surgery.caches import copied, holds_cache
 from headwise.surgery.keeping import Kept, kept_of
 from headwise.surgery.proof import Truth, largest_difference
 from headwise.surgery.slices import (
@@ -188,6 +189,8 @@ def _wrong(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> str | 
         with unchanged(root), replaced_inputs(root, {path: cut.block}, None, calls):
             for args, kwargs in truth.calls.inputs[path]:
                 place(*copied(args), **copied(kwargs))
+        if not cut.kept.heads:
+            _run_eagerly(root, truth)
     except MODEL_FAILURES as failure:
         return f"its code does not run without them ({type(failure).__name__}: {failure})"
     expected, found = truth.calls.outputs[path], calls.outputs[path]
@@ -198,6 +201,14 @@ def _wrong(root: nn.Module, cut: BlockCut, truth: Truth, bound: float) -> str | 
         if not difference <= bound * largest + (1e-9 if largest == 0 else 0.0):
             return f"its output would differ by {difference:.2g} from the gated one, where values reach {largest:.2g}"
     return None
+
+
+def _run_eagerly(root: nn.Module, truth: Truth) -> None:
+    """Run the model under eager attention, where the original runs so: it may be set to that later."""
+    if truth.noise is None or holds_cache(truth.inputs):
+        return
+    with unchanged(root), eager(root):
+        run_model(root, copied(truth.inputs))
 
 
 def _attribute_values(module: nn.Module) -> dict[str, int]:

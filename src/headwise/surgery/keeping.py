@@ -110,9 +110,15 @@ def query_rows(block: Block, heads: Sequence[int]) -> list[int]:
         >>> block = Block("attn", 4, 2, 2, 2, (0, 0, 1, 1), q=Projection("qkv", False, "(q..,k,v) per group"))
         >>> query_rows(block, [1, 2])
         [2, 3, 8, 9]
+        >>> block = Block("attn", 2, 2, 2, 2, (0, 1), q=Projection("qkv", False, "by head", starts=(8, 2), width=2))
+        >>> query_rows(block, [0])
+        [8, 9]
     """
     d_k, d_v = block.d_k, block.d_v
     arrangement = "" if block.q is None else block.q.arrangement
+    if block.q is not None and block.q.starts:
+        width = block.q.width or d_k
+        return [block.q.starts[head] + at for head in heads for at in range(width)]
     if arrangement in ("heads", "q|k|v"):
         return head_rows(heads, d_k)
     if arrangement in ("(q,k,v) per head", "(q..,k,v) per group"):

@@ -38,6 +38,8 @@ __all__ = [
 #: Difference that float32 may make in one layer, as a part of its largest output.
 BOUND: Final = 1e-5
 _BOUNDS: Final = {torch.float64: 1e-12, torch.float32: BOUND, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+#: What a softmax in float32 may differ by from the plain mean of what is seen.
+_SOFTMAX: Final = 1e-6
 #: Float noise that one layer's difference may grow to through a whole model, as a part of its largest output.
 _GROWN: Final = 1e3
 
@@ -60,9 +62,14 @@ class Truth:
     noise: float | None
 
 
-def bound_of(dtype: torch.dtype) -> float:
-    """What the proof allows in one layer, as a part of its largest output."""
-    return _BOUNDS.get(dtype, BOUND)
+def bound_of(dtype: torch.dtype, *, means: bool = False) -> float:
+    """What the proof allows in one layer, as a part of its largest output.
+
+    ``means``: running means stand in heads' places. They are computed in another way than by the softmax of the
+    model, which eager attention takes in float32 also in a model in float64.
+    """
+    bound = _BOUNDS.get(dtype, BOUND)
+    return max(bound, _SOFTMAX) if means else bound
 
 
 def truth_of(

@@ -91,7 +91,7 @@ def _pruned(
     truth = truth_of(handle, blocks, request.removed, example, request.running)
     refuse_uneven_scores(handle, layout, {cut.block.module: cut.carriers for cut in cuts}, truth.inputs)
     truth = for_cut(truth, layout, handle.module, {cut.block.module: cut.kept for cut in cuts})
-    bound = bound_of(handle.dtype)
+    bound = bound_of(handle.dtype, means=bool(request.running))
     small, proof = _cut(handle, cuts, truth, bound)
     repaired = _repair(small, cuts, request, whole, moments, repair, ridge)
     repaired |= _turned(small, truth, bound)

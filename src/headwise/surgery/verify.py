@@ -117,7 +117,7 @@ def verify(
     truth = truth_of(truth_model, blocks, gone, example, _standing(cuts, running, changed))
     truth = for_cut(truth, layout, before.module, {cut.block.module: cut.kept for cut in cuts})
     try:
-        proof = prove(after.module, blocks, truth, bound_of(after.dtype))
+        proof = prove(after.module, blocks, truth, bound_of(after.dtype, means=any(cut.carriers for cut in cuts)))
     except ModelError as error:
         raise ModelError(f"PRUNED is not ORIGINAL without these heads: {error}") from None
     recorded = before.source.weight_hash in _originals(after)

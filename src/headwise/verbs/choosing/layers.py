@@ -73,6 +73,7 @@ def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None
     root = model.module
     width = _width(root, block.o) if block.o else 0
     per_head = _rows(root, block.q, block.d_k) + _rows(root, block.gate, block.d_v) + block.d_v * width
+    per_head += _beside(root, block)
     added = width if intercepts and block.o and not _has_bias(root, block.o) else 0
     per_kv = _rows(root, block.k, block.d_k) + _rows(root, block.v, block.d_v)
     cached = sum(site.block == block.module and site.key.stack == "decoder" for site in layout.sites)
@@ -80,6 +81,12 @@ def _shape(model: Model, layout: HeadLayout, block: Block, seconds: float | None
         cached = 0  # none, or a latent of all heads, which stays
     bytes_per_kv = cached * (block.d_k + block.d_v) * model.dtype.itemsize
     return BlockShape(block.module, block.kv_map, per_head, per_kv, added, float(bytes_per_kv), seconds)
+
+
+def _beside(root: nn.Module, block: Block) -> int:
+    """Parameters of one head that its module holds beside the projections: a sink, a scale."""
+    own = root.get_submodule(block.module).parameters(recurse=False)
+    return sum(value.ndim == 1 and value.shape[0] == block.query_heads > 1 for value in own)
 
 
 def _rows(root: nn.Module, projection: Projection | None, width: int) -> int:

@@ -155,8 +155,8 @@ def _repair(record: SurgeryRecord) -> Sequence[str]:
     rows = max(one["rows"] for one in layers)
     method = str(repair["method"]).replace("_", " ")
     return [
-        f"repair: {method}, learned from {rows:,} rows; of a layer's output is lost {lost:.1%} without it, {left:.1%} "
-        "with it",
+        f"repair: {method}, learned from {rows:,} rows; the square of what a layer's output is off by, of its "
+        f"variance: {lost:.1%} without it, {left:.1%} with it",
         *trained,
     ]
 

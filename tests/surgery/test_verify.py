@@ -48,6 +48,13 @@ def test_any_other_change_is_found(name: str) -> None:
         verify(bert, pruned)
 
 
+def test_another_dtype_is_said() -> None:
+    bert: Any = small.bert()
+    pruned = prune(copy.deepcopy(bert).bfloat16(), PLAN, repair="none")
+    with pytest.raises(ModelError, match=r"is bfloat16 in PRUNED and float32 in ORIGINAL, .*--dtype bfloat16"):
+        verify(bert, pruned)
+
+
 def test_a_wrong_count_is_found() -> None:
     bert = small.bert()
     pruned: Any = prune(bert, PLAN, repair="none")

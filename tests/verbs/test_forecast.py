@@ -37,7 +37,9 @@ def say(clock: list[float], pace: float, tokens: int) -> list[str]:
 def test_a_long_run_is_announced_once(clock: list[float]) -> None:
     told = say(clock, 0.3, 1000)
     assert len(told) == 1
-    assert told[0].startswith("about 4 min 54 s to go for 1,000 tokens in 100 batches, with an estimated ")
+    assert told[0].startswith(
+        "about 4 min 54 s to go for this pass over 1,000 tokens in 100 batches, with an estimated "
+    )
 
 
 def test_a_short_run_is_not(clock: list[float]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import FalconConfig, FalconForCausalLM
 
 import headwise as hw
 from headwise import verbs
@@ -251,6 +252,11 @@ def test_protected_heads_parts_and_uniform_counts() -> None:
         ({"keep": 0.5, "protect": ["model.layers.0.self_attn:x"]}, "protect takes BLOCK or BLOCK:HEAD,HEAD"),
         ({"keep": 0.5, "protect": ["model.layers.0.self_attn:9"]}, "there is no head 9"),
         ({"keep": 0.1, "per_layer": 2}, "keep=0.1 cannot be reached"),
+        (
+            {"keep": 0.1, "only": "model.layers.1"},
+            r"1 of 3 layers may lose any\); .*let more layers lose heads \(only\)",
+        ),
+        ({"keep": 0.5, "targets": ["x"]}, "targets: there is no such argument; .*headwise.load: allow_pickle, .*dtype"),
     ],
 )
 def test_refusals(options: dict[str, Any], words: str) -> None:
@@ -265,6 +271,27 @@ def test_a_block_that_stays_whole_stays_whole_whatever_else_is_said_of_it() -> N
     one = hw.plan(ready("llama"), inputs=INPUTS, keep=0.75, only="model.layers.1")
     assert list(one.removed) == ["model.layers.1.self_attn"]
     assert one.facts["rules"]["only"] == ["model.layers.1"]
+
+
+def test_uniform_counts_where_groups_lie_together_in_a_weight() -> None:
+    """Falcon's fused weight holds a group beside its keys and values: no head alone can go, one of each group can."""
+    torch.manual_seed(0)
+    config = FalconConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_kv_heads=2,
+        bias=False,
+    )
+    config.new_decoder_architecture = True
+    falcon = FalconForCausalLM(config).eval()
+    with pytest.raises(InputError, match=r"whole groups \(--unit group\), or the same number from each \(--uniform\)"):
+        hw.plan(falcon, inputs=INPUTS, keep=0.75)
+    plan = hw.plan(falcon, inputs=INPUTS, keep=0.75, uniform=True)
+    assert [[head // 4 for head in heads] for heads in plan.removed.values()] == [[0, 1]] * 2
+    small = hw.prune(falcon, plan, inputs=INPUTS)
+    assert hw.verify(falcon, small).removed == plan.removed
 
 
 def test_text_is_needed_where_something_is_measured() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,8 +214,19 @@ def test_a_short_text_warns_where_no_notice_is_given() -> None:
 def test_a_plan_for_another_model_says_which_and_which_this_is() -> None:
     model = llama()
     other = plan_of(HeadCut("model.layers.0.self_attn", 1), weight_hash="f" * 64)
-    with pytest.raises(hw.HeadwiseError, match=r"made for tiny \(weights ffffffffffff...\), and this is Llama"):
+    with pytest.raises(
+        hw.HeadwiseError, match=r"made for tiny \(weights ffffffffffff...\), and this is Llama.*\(--dtype\)"
+    ):
         hw.prune(model, other, inputs=passages(1))
+
+
+def test_a_plan_for_another_dtype_is_refused_before_the_text_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = hw.plan(llama(), inputs=passages(1), keep=0.75)
+    monkeypatch.setattr(
+        sys.modules["headwise.verbs.prune"], "calibrate", lambda *_, **__: pytest.fail("the text was run")
+    )
+    with pytest.raises(hw.HeadwiseError, match=r"load it as for the plan: the same dtype \(--dtype\) and revision"):
+        hw.prune(llama().bfloat16(), plan, inputs=passages(1))
 
 
 def test_a_constant_with_nothing_to_learn_it_from_is_told_what_to_give() -> None:

@@ -38,9 +38,9 @@ def _parts(plan: HeadPlan, output: Path | None) -> Iterator[RenderableType]:
         marks = "".join(GOES if head in gone else STAYS for head in range(heads))
         yield Text(f"{block:<{width}}  {marks}  {heads - len(gone)} of {heads}", no_wrap=True, overflow="ignore")
     yield Text(f"{STAYS} stays, {GOES} goes; heads from 0, left to right", style="dim")
-    if output is not None:
-        yield Text("")
-        yield Text(f"plan: {output}", no_wrap=True, overflow="ignore")
+    yield Text("")
+    said = "the plan was not saved: -o FILE keeps it" if output is None else f"plan: {output}"
+    yield Text(said, no_wrap=True, overflow="ignore")
 
 
 def _left(facts: Any) -> Iterator[str]:

@@ -155,8 +155,8 @@ def _repair(record: SurgeryRecord) -> Sequence[str]:
     rows = max(one["rows"] for one in layers)
     method = str(repair["method"]).replace("_", " ")
     return [
-        f"repair: {method}, learned from {rows:,} rows; of a layer's output is lost {lost:.1%} without it, {left:.1%} "
-        "with it",
+        f"repair: {method}, learned from {rows:,} rows; the square of what a layer's output is off by, of its "
+        f"variance: {lost:.1%} without it, {left:.1%} with it",
         *trained,
     ]
 
@@ -167,10 +167,11 @@ def _timed(measured: Timing | None) -> Sequence[str]:
     before, after = (sum(getattr(one, name) for one in measured.layers) for name in ("before", "after"))
     return [
         f"time of a pass of {measured.batch} x {measured.length} tokens here ({counted(measured.threads, 'thread')}): "
-        f"{measured.before * 1e3:.1f} ms -> {measured.after * 1e3:.1f} ms, {measured.speedup:.2f} times as fast "
-        f"({counted(measured.repeats, 'turn')}, {min(measured.ratios):.2f} to {max(measured.ratios):.2f}; attention "
-        f"layers that were cut {before * 1e3:.1f} -> {after * 1e3:.1f} ms)",
-        f"time with the same heads gated: {measured.gated * 1e3:.1f} ms",
+        f"{measured.before * 1e3:.1f} ms -> {measured.after * 1e3:.1f} ms; side by side {measured.speedup:.2f} times "
+        f"as fast (median of {counted(measured.repeats, 'turn')}, {min(measured.ratios):.2f} to "
+        f"{max(measured.ratios):.2f})",
+        f"attention layers that were cut: {before * 1e3:.1f} ms -> {after * 1e3:.1f} ms; a pass with the same heads "
+        f"gated: {measured.gated * 1e3:.1f} ms",
     ]
 
 

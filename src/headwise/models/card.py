@@ -41,7 +41,7 @@ def model_card(model: Model, *, why_not_stock: str | None) -> str:
     if record.earlier:
         lines += [
             "",
-            f"Heads had been removed before, in {len(record.earlier)} steps; see `surgery.earlier` in headwise.json.",
+            f"Heads had been removed before, in {_steps(len(record.earlier))}; see `surgery.earlier` in headwise.json.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -98,6 +98,10 @@ def _heal(record: SurgeryRecord) -> list[str]:
     ]
 
 
+def _steps(number: int) -> str:
+    return f"{number} step{'' if number == 1 else 's'}"
+
+
 def _repair(record: SurgeryRecord) -> list[str]:
     method = record.repair.get("method")
     if method == "none":
@@ -115,7 +119,7 @@ def _repair(record: SurgeryRecord) -> list[str]:
         "least_squares_no_bias": "by least squares without an intercept",
         "bias": "by a bias",
     }
-    said = f"The output projections were then repaired {words.get(str(method), method)}, from {rows:,} rows of text."
+    said = f"The output projections were then repaired {words.get(str(method), method)}, from {rows:,} rows."
     turned = record.repair.get("config")
     if not turned:
         return [said]

@@ -94,7 +94,13 @@ def choose(
             progress(len(removed))
         if pool.whole(removed) and budget.met(ledger, removed, pool.grain):
             return steps
+    able, whole = len({unit.block for unit in pool.units}), len(pool.shapes)
+    rules = [
+        f"every layer keeps at least {pool.per_layer} heads",
+        *([f"{able} of {whole} layers may lose any"] if able < whole else []),
+        *(["counts are uniform"] if pool.uniform else []),
+    ]
     raise InputError(
-        f"{budget.short(ledger, removed)} (every layer keeps at least {pool.per_layer} heads"
-        f"{', counts are uniform' if pool.uniform else ''}); lower per_layer, protect fewer heads, or ask for less"
+        f"{budget.short(ledger, removed)} ({', '.join(rules)}); lower per_layer, protect fewer heads"
+        f"{', let more layers lose heads (only)' if able < whole else ''}, or ask for less"
     )

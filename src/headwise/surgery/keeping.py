@@ -85,8 +85,8 @@ def fused_rows(block: Block, kept: Kept, arrangement: str) -> list[int]:
         if not kept.even or not block.even:
             raise UnsupportedError(
                 f"{block.module}: its weight holds the query heads of a group beside their key and value head, so "
-                "every "
-                "group must keep the same number; remove whole groups, or the same number from each"
+                "every group must keep the same number; remove whole groups (--unit group), or the same number from "
+                "each (--uniform)"
             )
         each = block.query_heads // block.kv_heads if block.kv_heads else 1
         whole = each * d_k + d_k + d_v

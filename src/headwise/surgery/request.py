@@ -58,7 +58,8 @@ def request_of(layout: HeadLayout, plan: Any, weight_hash: str | None = None, na
     if theirs and weight_hash and theirs != weight_hash:
         raise InputError(
             f"the plan was made for {getattr(plan, 'model', None) or 'a model without a name'} (weights "
-            f"{theirs[:12]}...), and this is {name} (weights {weight_hash[:12]}...); make a plan for this model"
+            f"{theirs[:12]}...), and this is {name} (weights {weight_hash[:12]}...); make a plan for "
+            "this model, or load it as for the plan: the same dtype (--dtype) and revision"
         )
     _check_shapes(layout, getattr(plan, "blocks", {}))
     removed: dict[str, list[int]] = {}

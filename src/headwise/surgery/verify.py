@@ -275,8 +275,19 @@ def _weights(
         elif new and not bool(ours[name].any()):
             continue  # zero: it came beside one that the repair needs
         else:
-            raise ModelError(f"{name} is not the original's: PRUNED is ORIGINAL changed in more than its heads")
+            raise ModelError(_differs(name, ours.get(name), theirs.get(name)))
     return tuple(changed), same
+
+
+def _differs(name: str, ours: Tensor | None, theirs: Tensor | None) -> str:
+    """What to say of a weight that is not the original's: most often it was loaded in another dtype."""
+    if ours is None or theirs is None or ours.dtype == theirs.dtype:
+        return f"{name} is not the original's: PRUNED is ORIGINAL changed in more than its heads"
+    new, old = (str(one.dtype).removeprefix("torch.") for one in (ours, theirs))
+    return (
+        f"{name} is {new} in PRUNED and {old} in ORIGINAL, so no bit can be compared; load ORIGINAL as it was for the "
+        f"cut (--dtype {new}; headwise.load(..., dtype={new!r}))"
+    )
 
 
 def _equal(ours: Tensor | None, theirs: Tensor | None, slices: list[Any], *, summed: bool) -> bool:

@@ -5,6 +5,8 @@ from headwise.verbs.cost import sweep as sweep
 from headwise.verbs.importance import importance as importance
 from headwise.verbs.importance import importance_run as importance_run
 from headwise.verbs.plan import plan as plan
+from headwise.verbs.plan_compare import Comparison as Comparison
+from headwise.verbs.plan_compare import compare as compare
 from headwise.verbs.prune import prune as prune
 from headwise.verbs.redundancy import redundancy as redundancy
 from headwise.verbs.report import report as report

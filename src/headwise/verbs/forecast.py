@@ -63,7 +63,7 @@ class Forecast:
     def _tell(self, left: float) -> None:
         if left > _LONG and self._notice is not None:
             self._notice(
-                f"about {readable_seconds(left)} to go for {self._survey.tokens:,} tokens in "
+                f"about {readable_seconds(left)} to go for this pass over {self._survey.tokens:,} tokens in "
                 f"{self._survey.batches:,} batches, with an estimated {readable_bytes(self._need)} beside the weights"
             )
 

@@ -48,7 +48,7 @@ class Curve:
         criterion, repair: which.
         seed: of a random order, else None.
         passes: forward passes over the text that the whole order cost.
-        seconds: the same in seconds.
+        seconds: the same in seconds, but for the pass that takes the covariances, which every repair needs as well.
         points: from few heads to many.
     """
 

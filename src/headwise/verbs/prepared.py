@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from headwise.verbs.forecast import Bar, Forecast
 from headwise.verbs.sources import Survey, look_through, source_of
 
 __all__ = ["Prepared", "Source", "opened", "prepare"]
+
+_LOADING = frozenset(signature(load).parameters) - {"path_or_id"}
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,15 @@ def opened(model: str | Path | nn.Module | Model, loading: Mapping[str, Any]) ->
     """A model by path or id, loaded with these options; or the one in memory.
 
     Raises:
-        InputError: options of loading for a model in memory.
+        InputError: an option that does not exist, or options of loading for a model in memory.
         ModelError: it cannot be loaded.
     """
+    unknown = sorted(set(loading) - _LOADING)
+    if unknown:
+        raise InputError(
+            f"{', '.join(unknown)}: there is no such argument; beside those in its signature, this function takes the "
+            f"options of headwise.load: {', '.join(sorted(_LOADING))}"
+        )
     if isinstance(model, str | Path):
         return load(model, **loading)
     given = {name: value for name, value in loading.items() if value is not None}

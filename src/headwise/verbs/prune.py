@@ -14,7 +14,7 @@ from headwise.errors import InputError, UnsupportedError
 from headwise.measures.covariance import Statistics
 from headwise.models import Model, expressible
 from headwise.plans import RIDGE
-from headwise.surgery import REFITS, Healing, SurgeryRecord, request_of, stock_repair
+from headwise.surgery import REFITS, Healing, Request, SurgeryRecord, request_of, stock_repair
 from headwise.surgery import prune as cut
 from headwise.verbs.calibration import Calibration, calibrate, short
 from headwise.verbs.forecast import Bar
@@ -103,7 +103,7 @@ def prune(
     if weights is not None and (texts is None or statistics is not None or repair == "none"):
         raise InputError(_NO_TEXTS_TO_WEIGH)
     handle = opened(model, loading)
-    request = request_of(handle.layout, plan := _plan(plan))  # refuses a wrong plan before a long calibration
+    request = _request(handle, plan := _plan(plan))
     method, said = stock_repair(handle, request, repair) if stock else (repair, None)
     reading_of = {
         "field": field,
@@ -145,6 +145,12 @@ def _keep_promise(small: Model, said: str | None, notice: Callable[[str], None] 
         raise UnsupportedError(f"stock: a checkpoint of plain transformers cannot say what was cut: {why}")
     if said is not None and notice is not None:
         notice(f"note: {said}")
+
+
+def _request(model: Model, plan: Any) -> Request:
+    """What the plan asks for; a plan for other weights is refused here, before a long calibration."""
+    hashed = model.source.weight_hash if getattr(plan, "weight_hash", None) else None
+    return request_of(model.layout, plan, hashed, model.name)
 
 
 def _plan(plan: Any) -> Any:

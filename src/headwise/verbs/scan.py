@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from torch import nn
 
 from headwise.artifacts import check_folder, run_document, write_run
 from headwise.data import batches
-from headwise.errors import InputError
 from headwise.heads import HeadTable
 from headwise.measures import Asked, MeasureObserver, resolve, table_of
-from headwise.models import Model, as_model, load
+from headwise.models import Model
 from headwise.reports import write_report
 from headwise.trace import run
 from headwise.verbs.facts import BackendLog, facts_of
 from headwise.verbs.forecast import Bar, Forecast
+from headwise.verbs.prepared import opened
 from headwise.verbs.seeding import check_seed
 from headwise.verbs.sources import look_through, source_of
 
@@ -120,7 +120,7 @@ def scan_run(
     if output is not None:
         check_folder(output, overwrite=overwrite)
     source, asked = source_of(texts, inputs, window=window, field=field, target_field=target_field)
-    handle = _handle(model, loading)
+    handle = opened(model, loading)
     data = batches(handle, source, batch_size=batch_size, max_length=max_length, limit=limit)
     survey = look_through(data, progress)
     handle = handle if handle.example is not None else replace(handle, example=survey.example)
@@ -144,15 +144,3 @@ def scan_run(
     if output is not None:
         folder = write_run(output, document, table, report=write_report, overwrite=overwrite)
     return ScanResult(table, document, folder)
-
-
-def _handle(model: str | Path | nn.Module | Model, loading: Mapping[str, Any]) -> Model:
-    if isinstance(model, str | Path):
-        return load(model, **loading)
-    given = {name: value for name, value in loading.items() if value is not None}
-    if given:
-        raise InputError(
-            f"{', '.join(sorted(given))}: options of loading, for a model given by path or id; this model is in "
-            "memory: load or move it yourself, or leave the options out"
-        )
-    return as_model(model)

@@ -97,7 +97,7 @@ class Asked:
                     f"only: {one!r} names no attention of the model; its blocks are "
                     f"{', '.join(list(model.layout.blocks)[:6])}"
                 )
-        able, reasons = cuttable(model, unit, running=self.running)
+        able, reasons = cuttable(model, unit, running=self.running, uniform=self.uniform)
         chosen = [path for path in able if not self.only or any(_names(one, model.layout, path) for one in self.only)]
         if not chosen:
             why = next(iter(reasons.values()), "none is left in it")

@@ -107,8 +107,13 @@ def _width(root: nn.Module, projection: Projection) -> int:
     return int(owner.weight.shape[1 if projection.transposed else 0])
 
 
-def cuttable(model: Model, unit: str, *, running: bool = False) -> tuple[list[str], dict[str, str]]:
-    """Blocks from which a unit can be cut out (``running``: replaced by a running mean), and for the others why not."""
+def cuttable(
+    model: Model, unit: str, *, running: bool = False, uniform: bool = False
+) -> tuple[list[str], dict[str, str]]:
+    """Blocks from which a unit can be cut out (``running``: replaced by a running mean), and for the others why not.
+
+    ``uniform``: every key-value head is to lose the same number of its query heads, so one of each is what is tried.
+    """
     units_tried: dict[str, tuple[int, ...]] = {}
     reasons: dict[str, str] = {}
     carriers: dict[str, Carriers] = {}
@@ -117,13 +122,14 @@ def cuttable(model: Model, unit: str, *, running: bool = False) -> tuple[list[st
         units = units_of(shape, "group" if unit == "group" else "head")
         if not units:  # all its heads have gone before
             continue
+        first = _first_of_each(shape) if uniform and unit != "group" else units[0].heads
         try:
-            gone = {shape.block: tuple(range(block.query_heads)) if running else units[0].heads}
+            gone = {shape.block: tuple(range(block.query_heads)) if running else first}
             (planned,) = planned_cuts(model.module, {shape.block: block}, gone, gone if running else None)
         except UnsupportedError as error:
             reasons[shape.block] = str(error)
         else:
-            units_tried[shape.block] = tuple(units[0].heads)
+            units_tried[shape.block] = first
             carriers[shape.block] = planned.carriers
     if running and units_tried:
         with unchanged(model.module):
@@ -132,6 +138,12 @@ def cuttable(model: Model, unit: str, *, running: bool = False) -> tuple[list[st
     elif not running:
         reasons |= tried(model, units_tried)
     return [path for path in units_tried if path not in reasons], reasons
+
+
+def _first_of_each(shape: BlockShape) -> tuple[int, ...]:
+    """The first query head of every key-value head that several share; the first of all where none is shared."""
+    firsts = tuple(group.heads[0] for group in units_of(shape, "group"))
+    return firsts if len(firsts) < shape.query_heads else firsts[:1]
 
 
 def output_weights(model: Model, blocks: Collection[str]) -> dict[str, npt.NDArray[np.float64]]:

@@ -232,6 +232,15 @@ def test_ctrl_c_in_the_middle() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "headwise: interrupted; nothing was saved\n")
 
 
+def test_ctrl_c_while_a_string_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data classes execute strings. Python would then end ``python -m`` by the signal, whatever status it is given."""
+    body = """exec("import time; print('ready', flush=True); time.sleep(30)")"""
+    (tmp_path / "interrupted.py").write_text(program(body)[-1])
+    monkeypatch.chdir(tmp_path)
+    done = interrupt([sys.executable, "-m", "interrupted"], "ready")
+    assert (done.returncode, done.stderr) == (130, "headwise: interrupted; nothing was saved\n")
+
+
 def test_ctrl_c_while_torch_is_imported() -> None:
     done = interrupt(program("print('ready', flush=True); import torch; import time; time.sleep(30)"), "ready")
     assert (done.returncode, done.stderr) == (130, "headwise: interrupted; nothing was saved\n")

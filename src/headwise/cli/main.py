@@ -107,8 +107,14 @@ def _answer(arguments: list[str]) -> int:
 
 
 def _interrupted() -> int:
+    """Say so; and undo that Python ends by the signal itself, instead of by our status, after ``python -m headwise``.
+
+    It does so where Ctrl-C came while a string was being executed (data classes do that, so every import may), although
+    the interrupt was caught. Executing another string, empty, takes the note away.
+    """
     from contextlib import suppress
 
+    exec("")
     there = saved.so_far()
     what = f"{', '.join(there)} had been saved" if there else "nothing was saved"
     with suppress(OSError, ValueError):

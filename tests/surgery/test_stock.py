@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import BertConfig, BertLMHeadModel, DeepseekV3Config, DeepseekV3ForCausalLM
 
 import headwise as hw
 from headwise.errors import InputError, ModelError, UnsupportedError
 from headwise.models import expressible, wrap
 from headwise.models.stock import switch_of
+from headwise.models.switches import built
 from headwise.plans import HeadCut, HeadPlan
 from headwise.surgery import Healing, prune, verify
 from headwise.verbs.statistics import statistics
@@ -307,3 +309,29 @@ def test_a_family_with_a_bias_needs_nothing() -> None:
     pruned = hw.prune(model, uniform(model, [1, 3]), inputs=TEXT, stock=True)
     assert repair_of(pruned)["method"] == "least_squares"
     assert "config" not in repair_of(pruned)
+
+
+def test_nothing_is_said_while_a_config_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers says at every build that this class wants ``is_decoder``, and a build of ours is not the user's."""
+    said: list[str] = []
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "handlers", [Handler(said)])
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16, vocab_size=31, head_dim=4
+    )
+    model = BertLMHeadModel(config)
+    assert len(said) == 1
+    assert "is_decoder" in said[0]
+    assert built(model, config) is not None
+    assert len(said) == 1
+
+
+class Handler(logging.Handler):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())

@@ -17,6 +17,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
+from headwise.models.loading.silence import silenced
+
 __all__ = ["REFUSALS", "Switch", "built", "lacks_bias", "shapes_of", "switch_for"]
 
 #: What configs and classes raise when they do not take what they are given.
@@ -124,7 +126,7 @@ def built(module: nn.Module, config: Any) -> nn.Module | str:
     """What the model's class builds from ``config``, without values; or why it builds nothing."""
     kind: Any = type(module)
     try:
-        with torch.device("meta"):
+        with silenced(), torch.device("meta"):
             fresh: nn.Module = kind(copy.deepcopy(config))
     except REFUSALS as refusal:
         return f"{type(config).__name__} does not take these counts ({type(refusal).__name__}: {refusal})"

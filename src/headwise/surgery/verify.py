@@ -282,7 +282,10 @@ def _weights(
 def _differs(name: str, ours: Tensor | None, theirs: Tensor | None) -> str:
     """What to say of a weight that is not the original's: most often it was loaded in another dtype."""
     if ours is None or theirs is None or ours.dtype == theirs.dtype:
-        return f"{name} is not the original's: PRUNED is ORIGINAL changed in more than its heads"
+        return (
+            f"{name} is not the original's: PRUNED is ORIGINAL changed in more than its heads; was it trained after "
+            "the cut? Then only the folder that was saved before can be verified"
+        )
     new, old = (str(one.dtype).removeprefix("torch.") for one in (ours, theirs))
     return (
         f"{name} is {new} in PRUNED and {old} in ORIGINAL, so no bit can be compared; load ORIGINAL as it was for the "

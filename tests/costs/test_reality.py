@@ -385,7 +385,7 @@ def decode_seconds(model: nn.Module, cached: int, repeats: int) -> float:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*")
 def test_a_decode_step_takes_no_less_than_the_bandwidth_bound() -> None:
-    """A model of some 200 MB, too large for caches: the measured step is above the bound, and within 6 times of it."""
+    """A model of some 200 MB, too large for caches: the fastest step measured is not below the bound."""
     config = LlamaConfig(
         vocab_size=2003,
         hidden_size=1024,
@@ -400,4 +400,4 @@ def test_a_decode_step_takes_no_less_than_the_bandwidth_bound() -> None:
     assert bound is not None
     assert bound.seconds is not None
     measured = decode_seconds(model, 64, 7)
-    assert 0.8 * bound.seconds < measured < 6 * bound.seconds, (measured, bound.seconds)
+    assert measured > 0.8 * bound.seconds, (measured, bound.seconds)  # the bandwidth is measured, too

@@ -132,7 +132,7 @@ def test_what_a_budget_refuses() -> None:
         chosen(fakes.shapes(3), Budget(cache_bytes=1))
     with pytest.raises(InputError, match="there are none; give seconds"):
         chosen(fakes.shapes(3), Budget(speed=1.1))
-    with pytest.raises(InputError, match=r"keep=0.1 cannot be reached: .* 3 of 9 heads are left .*at least 1 heads"):
+    with pytest.raises(InputError, match=r"keep=0.1 cannot be reached: .* 3 of 9 heads are left .*at least 1 head\)"):
         chosen(fakes.shapes(3, 3, 3), Budget(keep=0.1))
 
 

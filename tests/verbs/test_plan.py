@@ -236,7 +236,7 @@ def test_protected_heads_parts_and_uniform_counts() -> None:
         ({"keep": 0.5, "replacement": "magic"}, "replacement must be one of nothing"),
         (
             {"keep": 0.5, "replacement": "constant", "repair": "least_squares_no_bias"},
-            "replacement='constant' leaves the heads' mean in a bias, and repair='least_squares_no_bias' adds none",
+            "heads that are replaced by a constant leave it in a bias, and repair='least_squares_no_bias' adds none",
         ),
         ({"keep": 0.5, "unit": "pair"}, "unit must be 'head' or 'group', and is 'pair'"),
         ({"keep": 0.5, "sample": 0}, "sample must be a whole number of tokens"),

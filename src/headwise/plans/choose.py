@@ -96,7 +96,7 @@ def choose(
             return steps
     able, whole = len({unit.block for unit in pool.units}), len(pool.shapes)
     rules = [
-        f"every layer keeps at least {pool.per_layer} heads",
+        f"every layer keeps at least {pool.per_layer} head{'' if pool.per_layer == 1 else 's'}",
         *([f"{able} of {whole} layers may lose any"] if able < whole else []),
         *(["counts are uniform"] if pool.uniform else []),
     ]

@@ -22,7 +22,7 @@ from headwise.models.surgery_record import BlockChange, Proof, SurgeryRecord
 from headwise.surgery.averaging import refuse_uneven_scores
 from headwise.surgery.cutting import BlockCut, cut_block, planned_cuts
 from headwise.surgery.proof import Truth, bound_of, for_cut, largest_difference, outputs_of, prove, truth_of
-from headwise.surgery.repair import INTERCEPTS, REFITS, RIDGE, check_repair, constants, moments_of, repair
+from headwise.surgery.repair import REFITS, RIDGE, check_constants, check_repair, constants, moments_of, repair
 from headwise.surgery.request import Request, request_of
 
 __all__ = ["prune"]
@@ -113,11 +113,8 @@ def _pruned(
 
 
 def _check_statistics(request: Request, repair: str, statistics: Any, hashed: str) -> None:
-    if request.constant and repair not in (*INTERCEPTS, "none"):
-        raise InputError(
-            f"heads that are replaced by a constant leave it in a bias, and repair={repair!r} adds none; take "
-            "repair='least_squares', or a plan with the replacement 'nothing'"
-        )
+    if request.constant:
+        check_constants(repair)
     if statistics is None:
         if repair != "none" and len(request):
             raise InputError(

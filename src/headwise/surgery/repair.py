@@ -32,6 +32,7 @@ __all__ = [
     "Moments",
     "Repaired",
     "SiteMoments",
+    "check_constants",
     "check_repair",
     "columns_of",
     "constants",
@@ -58,6 +59,19 @@ def check_repair(repair: Any, ridge: Any) -> None:
         raise InputError(f"repair must be one of {', '.join(METHODS)}, and is {repair!r}")
     if not isinstance(ridge, int | float) or isinstance(ridge, bool) or not 0 <= ridge < float("inf"):
         raise InputError(f"ridge must be a number, 0 or above, and is {ridge!r}")
+
+
+def check_constants(repair: str) -> None:
+    """Refuse a repair that has no place for the mean of heads that are replaced by a constant.
+
+    Raises:
+        InputError: it adds no intercept, and is not ``"none"``, with which the mean is added by itself.
+    """
+    if repair not in (*INTERCEPTS, "none"):
+        raise InputError(
+            f"heads that are replaced by a constant leave it in a bias, and repair={repair!r} adds none; take "
+            "repair='least_squares', 'bias' or 'none', or a plan with the replacement 'nothing'"
+        )
 
 
 class SiteMoments(Protocol):

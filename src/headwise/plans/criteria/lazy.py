@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from headwise.errors import InputError
 from headwise.plans.criteria.criterion import Criterion, Evaluator
+from headwise.plans.criteria.greedy import Greedy
 from headwise.plans.units import Unit
 
 __all__ = ["Lazy"]
@@ -31,8 +32,7 @@ class Lazy:
     def __init__(self, shortlist: Criterion, evaluator: Evaluator, width: int = 4) -> None:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise InputError(f"width must be a whole number of heads, at least 1, and is {width!r}")
-        self._shortlist, self._evaluator, self.width = shortlist, evaluator, width
-        self._rises: dict[tuple[Unit, ...], float] = {(): 0.0}
+        self._shortlist, self._exact, self.width = shortlist, Greedy(evaluator), width
         self._said: dict[str, float] = {}
         self._measured: dict[str, float] = {}
         self._run = 0
@@ -40,20 +40,17 @@ class Lazy:
     @property
     def passes(self) -> float:
         """Of the shortlist's criterion and of the evaluator."""
-        return self._shortlist.passes + self._evaluator.passes
+        return self._shortlist.passes + self._exact.passes
 
     def scores(self, removed: tuple[Unit, ...], candidates: Sequence[Unit]) -> Sequence[float]:
         """What each of the shortlist adds to the rise; ``inf`` for the others."""
         rough = self._shortlist.scores(removed, candidates)
         listed = self._listed(candidates, rough)
-        base = self._rises.get(removed)
-        base = self._evaluator.rise(removed) if base is None else base
-        rises = self._evaluator.rises(removed, [candidates[at] for at in listed])
-        self._rises = {(*removed, candidates[at]): rise for at, rise in zip(listed, rises, strict=True)}
+        exact = self._exact.scores(removed, [candidates[at] for at in listed])
         found = [math.inf] * len(candidates)
-        for at, rise in zip(listed, rises, strict=True):
-            found[at] = rise - base
-            self._learn(candidates[at].block, rough[at], rise - base)
+        for at, score in zip(listed, exact, strict=True):
+            found[at] = score
+            self._learn(candidates[at].block, rough[at], score)
         return found
 
     def _listed(self, candidates: Sequence[Unit], rough: Sequence[float]) -> list[int]:

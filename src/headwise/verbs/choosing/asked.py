@@ -15,7 +15,7 @@ from headwise.plans import REPLACEMENTS, RIDGE, Pool
 from headwise.plans.layer_cost import Repair
 from headwise.plans.units import Kind
 from headwise.surgery import request_of
-from headwise.surgery.repair import INTERCEPTS, check_repair
+from headwise.surgery.repair import check_constants, check_repair
 from headwise.verbs.choosing.building import known
 from headwise.verbs.choosing.layers import block_shapes, cuttable
 from headwise.verbs.seeding import check_seed
@@ -53,11 +53,8 @@ class Asked:
         check_repair(self.repair, self.ridge)
         if self.replacement not in REPLACEMENTS:
             raise InputError(f"replacement must be one of {', '.join(REPLACEMENTS)}, and is {self.replacement!r}")
-        if self.replacement == "constant" and self.repair not in (*INTERCEPTS, "none"):
-            raise InputError(
-                f"replacement='constant' leaves the heads' mean in a bias, and repair={self.repair!r} adds none; take "
-                "repair='least_squares', 'bias' or 'none', or the replacement 'nothing'"
-            )
+        if self.replacement == "constant":
+            check_constants(self.repair)
         if self.unit not in (None, "head", "group"):
             raise InputError(f"unit must be 'head' or 'group', and is {self.unit!r}")
         if isinstance(self.sample, bool) or not isinstance(self.sample, int) or self.sample < 1:
